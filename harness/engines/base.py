@@ -1,0 +1,140 @@
+"""What the harness asks of an engine adapter."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from harness.errors import EnvironmentFault
+from harness.measure.endpoint import Endpoint
+from harness.servers.spec import ServerSpec
+
+__all__ = ["Adapter", "BadSign", "EngineIdentity", "Launch", "identify"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineIdentity:
+    """The engine that `python` would run: which distribution, which version, and every package beside it."""
+
+    engine: str
+    distribution: str
+    version: str
+    python: Path
+    python_version: str
+    packages: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One server to start.
+
+    `drafter` None means without speculation; `env` holds the pair's variables and the probe's.
+
+    `runner` is the model runner that the launch asks for; which one was in force is read from the server.
+    `tokenizer` False serves token ids only (canaries have no tokenizer).
+    """
+
+    label: str
+    target: Path
+    drafter: Path | None
+    method: str
+    k: int
+    dtype: str
+    runner: str
+    device: str
+    tokenizer: bool
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    startup_s: float = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class BadSign:
+    """A log line that means trouble: `pattern` (`re.search`), its meaning, what to do; `fatal` ones fail the suite."""
+
+    pattern: str
+    meaning: str
+    remedy: str
+    fatal: bool = True
+
+
+class Adapter(Protocol):
+    """One engine. Stateless: everything that varies is in the `Launch` and the identity."""
+
+    @property
+    def name(self) -> str:
+        """The engine's name in pairs files and on the command line."""
+        ...
+
+    @property
+    def bad_signs(self) -> tuple[BadSign, ...]:
+        """What must not stand in the log."""
+        ...
+
+    def spec(self, identity: EngineIdentity, launch: Launch) -> ServerSpec:
+        """Return how to start the server."""
+        ...
+
+    def endpoint(self, launch: Launch, base_url: str) -> Endpoint:
+        """Return the measuring side of a running server."""
+        ...
+
+    def ready(self, launch: Launch, base_url: str) -> Mapping[str, object] | None:
+        """Return proof that a generation went through the draft-and-verify loop; None while the server is not up yet.
+
+        Raises:
+            HarnessError: the server answers, and waiting longer cannot help.
+
+        """
+        ...
+
+    def runner_in_force(self, log: str) -> str:
+        """Return the model runner that the log says is in force. Raises EvidenceError if it does not say."""
+        ...
+
+    def timing_is_meaningful(self, runner: str, device: str) -> str:
+        """Return "" if speed can be judged under this runner, else the reason why not."""
+        ...
+
+
+_IDENTIFY = """
+import importlib.metadata as m, json, platform
+print(json.dumps({"python": platform.python_version(),
+                  "packages": {d.metadata["Name"].lower().replace("_", "-"): d.version for d in m.distributions()}}))
+"""
+
+
+def identify(engine: str, distributions: tuple[str, ...], python: Path) -> EngineIdentity:
+    """Ask `python` which of `distributions` (most specific first) it has.
+
+    Raises:
+        EnvironmentFault: `python` cannot be run, or has none of them.
+
+    """
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", _IDENTIFY],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        facts = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise EnvironmentFault(
+            f"{python} could not be asked what it has: {error}", remedy="give the Python of the engine's environment"
+        ) from error
+    packages: dict[str, str] = dict(sorted(facts["packages"].items()))
+    for distribution in distributions:
+        if distribution in packages:
+            version = packages[distribution]
+            return EngineIdentity(engine, distribution, version, python, facts["python"], packages)
+    raise EnvironmentFault(
+        f"{python} has none of: {', '.join(distributions)}",
+        remedy=f"give --engine-python the Python that has {engine}, or --engine-env a release to install",
+    )

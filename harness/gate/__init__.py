@@ -1,0 +1,1 @@
+"""Verdicts: what was promised, held against what was seen."""

@@ -1,0 +1,259 @@
+"""Judging what reaches the drafter: width, projection, and which target layers were captured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.gate.verdict import Finding, Judgement, Verdict
+from harness.probe.facts import Evidence, Proposal, Serving
+
+__all__ = ["Expected", "default_layers", "expected", "judge"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What the drafter was trained on, and who says so. `layers` are those whose *inputs* it reads, in order."""
+
+    width: int
+    layers: tuple[int, ...]
+    width_source: str
+    layers_source: str
+
+
+def default_layers(target_layers: int) -> tuple[int, int, int]:
+    """Return what EAGLE-3 reads unless told otherwise: the inputs of layers 2, L // 2 and L - 3.
+
+    vLLM `get_eagle3_default_aux_hidden_state_layers` and SGLang `set_eagle3_layers_to_capture`, in their llama models.
+    """
+    return 2, target_layers // 2, target_layers - 3
+
+
+def expected(
+    *,
+    drafter_config: Mapping[str, Any],
+    target_hidden: int,
+    target_layers: int,
+    pair_width: int | None,
+    pair_layers: tuple[int, ...] | None,
+) -> Expected:
+    """Return what the pair promises; where it says nothing, what the drafter's config does; else EAGLE-3's defaults."""
+    if pair_layers is not None:
+        layers, layers_source = pair_layers, "the pair's expect.aux_layers"
+    else:
+        nested = drafter_config.get("eagle_config") or {}
+        ids = drafter_config.get("eagle_aux_hidden_state_layer_ids") or nested.get("eagle_aux_hidden_state_layer_ids")
+        if ids:
+            layers, layers_source = tuple(ids), "the drafter's config, taken as inputs of layer k"
+        else:
+            layers, layers_source = default_layers(target_layers), f"EAGLE-3's default for {target_layers} layers"
+    if pair_width is not None:
+        return Expected(pair_width, layers, "the pair's expect.aux_hidden_dim", layers_source)
+    width = len(layers) * target_hidden
+    return Expected(width, layers, f"{len(layers)} x the target's hidden size {target_hidden}", layers_source)
+
+
+def judge(evidence: Evidence, want: Expected) -> Judgement:
+    """Judge every real proposal that was seen, on every rank.
+
+    Codes: AUX001 nothing was seen, AUX002 width, AUX003 projection, AUX004 captured layers, AUX005 the engine's default
+    layers were captured although others are asked for, AUX006 the layers could not be identified.
+    """
+    findings: list[Finding] = []
+    for serving in evidence.servings:
+        where = f"probe, rank {serving.place.rank}, {serving.proposer} ({serving.runner})"
+        if not serving.proposals:
+            reasons = "; ".join(serving.unobserved) or "the proposer was never called"
+            findings.append(_unseen(f"no real proposal was seen on rank {serving.place.rank}", reasons, where))
+            continue
+        findings.append(_width(serving.proposals, want, where))
+        findings.append(_projection(serving, want, where))
+        findings.append(_layers(serving, want, where))
+    if not evidence.servings:
+        findings.append(_unseen("no drafter at work was seen", "no process wrote serving evidence", "probe"))
+    measured = {
+        "expected": dataclasses.asdict(want),
+        "servings": [
+            {
+                "rank": serving.place.rank,
+                "runner": serving.runner,
+                "drafter_class": serving.drafter_class,
+                "requested": serving.requested,
+                "declared": serving.declared,
+                "proposals": len(serving.proposals),
+                "feature_widths": sorted({proposal.feature_width for proposal in serving.proposals}),
+                "captured": [proposal.layers() for proposal in serving.proposals if proposal.captures][:1],
+                "went_around": serving.went_around,
+                "unobserved": serving.unobserved,
+            }
+            for serving in evidence.servings
+        ],
+    }
+    return Judgement("aux_hidden", tuple(findings), measured)
+
+
+def _unseen(summary: str, reasons: str, source: str) -> Finding:
+    return Finding(
+        "AUX001",
+        Verdict.INVALID,
+        summary,
+        actual=reasons,
+        source=source,
+        cause="the probe was not attached to the drafter's proposer, or no draft was made",
+        remedy="see the evidence folder for hooks that failed, and the server's log",
+    )
+
+
+def _width(proposals: Sequence[Proposal], want: Expected, source: str) -> Finding:
+    widths = sorted({proposal.feature_width for proposal in proposals})
+    seen = ", ".join(map(str, widths))
+    if widths == [want.width]:
+        return Finding(
+            "AUX002",
+            Verdict.PASS,
+            f"auxiliary hidden states of width {want.width} reach the drafter",
+            n=len(proposals),
+            expected=f"{want.width} ({want.width_source})",
+            actual=seen,
+            source=source,
+        )
+    count = len(want.layers)
+    single = count > 1 and widths == [want.width // count]
+    return Finding(
+        "AUX002",
+        Verdict.FAIL,
+        f"{seen} arrives, {want.width} expected",
+        n=len(proposals),
+        expected=f"{want.width} ({want.width_source})",
+        actual=seen,
+        source=source,
+        cause="one hidden state reaches the drafter, not the concatenation: the engine runs it as EAGLE or EAGLE-2"
+        if single
+        else "the engine concatenates another number of layers than the drafter was trained on",
+        remedy="launch it as EAGLE-3 (vLLM: method eagle3), and check the auxiliary layer ids in the drafter's config",
+    )
+
+
+def _projection(serving: Serving, want: Expected, source: str) -> Finding:
+    count = len(serving.proposals)
+    projection = serving.projection
+    if projection is None:
+        return Finding(
+            "AUX003",
+            Verdict.INVALID,
+            "the drafter's input projection was not found",
+            source=source,
+            actual=f"drafter class {serving.drafter_class}",
+            cause="no module was filled by a key named fc, and none has the right shape",
+            remedy="see the weights suite: was fc loaded at all?",
+        )
+    widths = sorted({width for proposal in serving.proposals for width in proposal.projection_widths})
+    text = f"{projection.module} [{projection.out_features}, {projection.in_features}] saw widths {widths or 'none'}"
+    if serving.went_around:
+        return Finding(
+            "AUX003",
+            Verdict.FAIL,
+            f"the projection was bypassed in {serving.went_around} of {count} proposals",
+            n=count,
+            expected=f"{projection.module} applied to {want.width} in each",
+            actual=text,
+            source=source,
+            cause="the projection is applied only if the incoming width differs from the drafter's own: a single "
+            "hidden state passes it by",
+            remedy="see AUX002: mend the width, and the projection is applied",
+        )
+    if widths != [want.width] or projection.in_features != want.width:
+        return Finding(
+            "AUX003",
+            Verdict.FAIL,
+            "the projection is applied to the wrong width",
+            n=count,
+            source=source,
+            expected=f"{want.width} ({want.width_source})",
+            actual=text,
+            cause="the drafter was built for another target or another number of auxiliary layers",
+            remedy="use the drafter that was trained for this target",
+        )
+    return Finding(
+        "AUX003",
+        Verdict.PASS,
+        "the projection was applied in every proposal",
+        n=count,
+        expected=f"width {want.width}",
+        actual=text,
+        source=source,
+    )
+
+
+def _layers(serving: Serving, want: Expected, source: str) -> Finding:
+    seen = [proposal for proposal in serving.proposals if proposal.captures]
+    said = f"the engine asked the target for {serving.requested}, and it declares {serving.declared}"
+    expected_text = f"inputs of layers {list(want.layers)} ({want.layers_source})"
+    if not seen:
+        return Finding(
+            "AUX006",
+            Verdict.INVALID,
+            "the captured layers could not be identified by value",
+            expected=expected_text,
+            actual=f"{'; '.join(serving.unobserved) or 'no capture was compared'}; {said}",
+            source=source,
+            cause="the target's layers run where hooks do not reach (compiled or replayed graphs)",
+            remedy="run this suite once with the engine in eager mode",
+        )
+    bad = next((proposal for proposal in seen if not _matches(proposal, want.layers)), None)
+    if bad is None:
+        exact = all(capture.exact for proposal in seen for capture in proposal.captures)
+        return Finding(
+            "AUX004",
+            Verdict.PASS,
+            f"the inputs of layers {list(want.layers)} were captured, in this order",
+            n=len(seen),
+            expected=expected_text,
+            actual=f"equal {'bit for bit' if exact else 'within rounding'}; {said}",
+            source=source,
+        )
+    flat = "; ".join(
+        f"chunk {number}: {' or '.join(map(str, layers)) or 'none'}" for number, layers in enumerate(bad.layers())
+    )
+    defaults = default_layers(serving.target_layers)
+    if _matches(bad, defaults) and tuple(want.layers) != defaults:
+        return Finding(
+            "AUX005",
+            Verdict.FAIL,
+            f"layers {list(defaults)} were captured instead of {list(want.layers)}",
+            n=len(seen),
+            expected=expected_text,
+            actual=f"{flat}; {said}",
+            source=source,
+            cause="the engine fell back to EAGLE-3's default layers: it did not read the ids in the drafter's config",
+            remedy="put the ids where this version reads them, or use another version or runner; WGT005 names the key",
+        )
+    if not any(layers for layers in bad.layers()):
+        return Finding(
+            "AUX004",
+            Verdict.FAIL,
+            "the captured states equal no target layer's input",
+            n=len(seen),
+            expected=expected_text,
+            actual=f"{flat}; {said}",
+            source=source,
+            cause="the states are altered on the way, or come from elsewhere than the target's residual stream",
+            remedy="compare the engine's capture code with the version that last passed",
+        )
+    return Finding(
+        "AUX004",
+        Verdict.FAIL,
+        f"other layers were captured than the drafter was trained on: {flat}",
+        n=len(seen),
+        expected=expected_text,
+        actual=f"{flat}; {said}",
+        source=source,
+        cause="the ids mean layer outputs to one side and layer inputs to the other, or their order was changed",
+        remedy=f"write ids so that the inputs of layers {list(want.layers)} are captured (vLLM takes them as they are)",
+    )
+
+
+def _matches(proposal: Proposal, layers: Sequence[int]) -> bool:
+    chunks = proposal.layers()
+    return len(chunks) == len(layers) and all(layer in chunk for layer, chunk in zip(layers, chunks, strict=True))

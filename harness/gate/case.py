@@ -1,0 +1,324 @@
+"""One case: a pair on an engine under one model runner. Prepares checkpoints, starts servers, hands out evidence."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import checkpoint
+from harness.engines.base import Adapter, EngineIdentity, Launch
+from harness.errors import CheckpointError, ServerError, UsageError
+from harness.gate import aux_hidden
+from harness.gate.startup import Started
+from harness.gate.verdict import Finding
+from harness.measure.endpoint import Counters, Endpoint, Generation, Prompt, TokenLogit
+from harness.pairs.model import Pair
+from harness.probe import evidence as probe
+from harness.probe.facts import Evidence
+from harness.servers.pool import ServerPool
+from harness.servers.server import Server
+
+if TYPE_CHECKING:
+    from harness.canary.oracle import Acceptance, Oracle
+
+__all__ = ["Case", "Checkpoints", "prepare"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    """A pair's two checkpoints on disk; `oracle` is there for canaries only."""
+
+    target: checkpoint.Checkpoint
+    drafter: checkpoint.Checkpoint
+    oracle: Oracle | None
+    tokenizer: bool
+
+
+def prepare(pair: Pair, cache: Path, python: Path, progress: Callable[[str], None]) -> Checkpoints:
+    """Build or find a pair's checkpoints. `python` is the engine's, which a rebuilt target needs.
+
+    Raises:
+        HarnessError: a checkpoint cannot be built or read, or does not keep what the pair promises.
+
+    """
+    oracle = None
+    if pair.canary is not None:
+        from harness.canary.build import build  # noqa: PLC0415 -- imports numpy
+        from harness.canary.spec import SHIPPED  # noqa: PLC0415
+
+        progress(f"building canary {pair.canary}")
+        canary = build(
+            SHIPPED[pair.canary], cache / "canaries" / f"{pair.canary}-{SHIPPED[pair.canary].fingerprint[:12]}"
+        )
+        target, drafter, oracle = canary.target, canary.drafter, canary.oracle
+    elif pair.rebuild is not None:
+        from harness.pairs.real import ensure_target  # noqa: PLC0415 -- only real pairs need it
+
+        target, drafter = ensure_target(pair.rebuild, python, cache, progress).folder, pair.rebuild
+    else:
+        assert pair.target is not None  # noqa: S101 -- the reader of pairs files guarantees it
+        assert pair.drafter is not None  # noqa: S101
+        target, drafter = pair.target, pair.drafter
+    found = Checkpoints(checkpoint.read(target), checkpoint.read(drafter), oracle, (target / "tokenizer.json").exists())
+    _check(pair, found)
+    return found
+
+
+def _check(pair: Pair, found: Checkpoints) -> None:
+    hidden = found.target.config.get("hidden_size")
+    width = pair.expect.aux_hidden_dim
+    if width is not None and isinstance(hidden, int) and width % hidden:
+        raise CheckpointError(
+            f"{pair.source}: pairs.{pair.name}.expect.aux_hidden_dim is {width}, "
+            f"not a multiple of the target's hidden size {hidden} ({found.target.folder}/config.json)",
+            remedy=f"3 auxiliary layers make {3 * hidden}",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watched:
+    """An endpoint whose every request is watched: a server that dies or hangs under it is named, log tail and all."""
+
+    inner: Endpoint
+    process: Server
+
+    @property
+    def label(self) -> str:
+        return self.inner.label
+
+    @property
+    def speculative(self) -> bool:
+        return self.inner.speculative
+
+    def generate(self, prompt: Prompt, max_tokens: int) -> Generation:
+        with self._request():
+            return self.inner.generate(prompt, max_tokens)
+
+    def counters(self) -> Counters:
+        with self._request():
+            return self.inner.counters()
+
+    def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:
+        with self._request():
+            return self.inner.next_token_logits(prompt_token_ids, top)
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[None]:
+        try:
+            with self.process.busy():
+                yield
+        except OSError as error:
+            raise ServerError(
+                f"{self.label}: a request failed although the server runs: {error}",
+                remedy=f"read {self.process.log_path}",
+            ) from error
+
+
+@dataclasses.dataclass
+class Case:
+    """A pair, an engine release, a model runner. Servers start on first use, at most one of each kind."""
+
+    id: str
+    pair: Pair
+    adapter: Adapter
+    identity: EngineIdentity
+    runner: str
+    device: str
+    folder: Path
+    checkpoints: Checkpoints
+    pool: ServerPool
+    provenance: tuple[Finding, ...] = ()
+
+    @functools.cached_property
+    def prompts(self) -> list[Prompt]:
+        """The pair's prompts: the canary's own token ids, or lines of the pair's file through the chat template."""
+        work = self.pair.workload
+        if self.checkpoints.oracle is not None:
+            drawn = self.checkpoints.oracle.prompts(work.count, work.length, work.seed)
+            return [Prompt(f"p{index:02d}", token_ids=tuple(ids)) for index, ids in enumerate(drawn)]
+        if work.prompts_file is None:
+            if self.checkpoints.tokenizer:
+                return [
+                    Prompt(f"p{i:02d}", messages=(("user", text),), ignore_eos=False) for i, text in enumerate(_PLAIN)
+                ]
+            raise UsageError(
+                f"{self.pair.source}: pairs.{self.pair.name} has neither a prompts file nor a tokenizer",
+                remedy="set workload.prompts_file, or give the target its tokenizer.json",
+            )
+        texts = _lines(work.prompts_file)
+        step = max(1, len(texts) // work.count)
+        chosen = texts[::step][: work.count]
+        return [Prompt(f"p{i:02d}", messages=(("user", text),), ignore_eos=False) for i, text in enumerate(chosen)]
+
+    @property
+    def throughput_prompts(self) -> list[Prompt]:
+        """The prompts of a throughput round. They ignore EOS, so that both sides do the same work whatever they say."""
+        chosen = self.prompts[: self.pair.workload.throughput_count]
+        return [dataclasses.replace(prompt, ignore_eos=True) for prompt in chosen]
+
+    def oracle_counts(self) -> dict[str, Acceptance] | None:
+        """For a canary, the exact counts of every prompt, by name; else None."""
+        oracle, work = self.checkpoints.oracle, self.pair.workload
+        if oracle is None:
+            return None
+        return {
+            prompt.name: oracle.acceptance(prompt.token_ids or (), work.max_tokens, self.pair.k)
+            for prompt in self.prompts
+        }
+
+    def oracle_outputs(self) -> dict[str, tuple[int, ...]] | None:
+        """For a canary, the exact greedy output of every prompt, by name; else None."""
+        oracle, tokens = self.checkpoints.oracle, self.pair.workload.max_tokens
+        if oracle is None:
+            return None
+        return {prompt.name: tuple(oracle.continuation(prompt.token_ids or (), tokens)) for prompt in self.prompts}
+
+    def accept_length(self) -> float:
+        """Return the threshold of a pair that has no oracle.
+
+        Raises:
+            UsageError: the pair promises none; there is nothing to hold the measurement against.
+
+        """
+        minimum = self.pair.expect.accept_length
+        if minimum is None:
+            raise UsageError(
+                f"{self.pair.source}: pairs.{self.pair.name}.expect has no accept_length",
+                remedy="write the accept length that this pair must clear (above 1)",
+            )
+        return minimum
+
+    @property
+    def prompts_digest(self) -> str:
+        """A digest of exactly what is asked, for the record."""
+        data = json.dumps([dataclasses.asdict(prompt) for prompt in self.prompts], sort_keys=True)
+        return f"sha256:{hashlib.sha256(data.encode()).hexdigest()}"
+
+    @functools.cached_property
+    def _speculative_launch(self) -> Launch:
+        evidence = self.folder / "evidence"
+        found = self.checkpoints
+        return self._launch(
+            "spec",
+            found.drafter.folder,
+            probe.environment(evidence, str(found.target.folder), str(found.drafter.folder)),
+        )
+
+    @functools.cached_property
+    def _plain_launch(self) -> Launch:
+        return self._launch("plain", None, {})
+
+    def _launch(self, kind: str, drafter: Path | None, env: Mapping[str, str]) -> Launch:
+        launch = self.pair.launch(self.adapter.name)
+        return Launch(
+            label=f"{self.id}-{kind}",
+            target=self.checkpoints.target.folder,
+            drafter=drafter,
+            method=self.pair.method,
+            k=self.pair.k,
+            dtype=self.pair.dtype,
+            runner=self.runner,
+            device=self.device,
+            tokenizer=self.checkpoints.tokenizer,
+            args=launch.args,
+            env=tuple(sorted({**dict(launch.env), **env}.items())),
+            startup_s=self.pair.expect.startup_s,
+        )
+
+    def server(self, *, speculative: bool) -> Server:
+        """Return the running server with or without speculation, started on first use and checked on every other."""
+        launch = self._speculative_launch if speculative else self._plain_launch
+        spec = self.adapter.spec(self.identity, launch)
+        return self.pool.get(
+            spec, self.folder / launch.label.removeprefix(f"{self.id}-"), lambda url: self.adapter.ready(launch, url)
+        )
+
+    def endpoint(self, *, speculative: bool) -> Endpoint:
+        """Return the measuring side of that server."""
+        launch = self._speculative_launch if speculative else self._plain_launch
+        server = self.server(speculative=speculative)
+        return _Watched(self.adapter.endpoint(launch, server.base_url), server)
+
+    def started(self, *, speculative: bool) -> Started:
+        """Return the facts of that server's start-up."""
+        server = self.server(speculative=speculative)
+        log = server.log_path.read_text(encoding="utf-8", errors="replace")
+        return Started(
+            server.spec.name, server.started_in_s, self.adapter.runner_in_force(log), log, f"readiness: {server.proof}"
+        )
+
+    def evidence(self) -> Evidence:
+        """Return what the probe saw in the speculative server, which is started if need be."""
+        self.server(speculative=True)
+        return probe.read(self.folder / "evidence")
+
+    def expected_aux(self) -> aux_hidden.Expected:
+        """Return what the drafter was trained on."""
+        config = self.checkpoints.target.config
+        text = config.get("text_config") or config
+        return aux_hidden.expected(
+            drafter_config=self.checkpoints.drafter.config,
+            target_hidden=text["hidden_size"],
+            target_layers=text["num_hidden_layers"],
+            pair_width=self.pair.expect.aux_hidden_dim,
+            pair_layers=self.pair.expect.aux_layers,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the record says about this case before anything was started."""
+        found = self.checkpoints
+        return {
+            "pair": self.pair,
+            "engine": self.identity,
+            "runner_asked": self.runner,
+            "device": self.device,
+            "target": {"folder": found.target.folder, "digest": found.target.digest, "bytes": found.target.size},
+            "drafter": {"folder": found.drafter.folder, "digest": found.drafter.digest, "bytes": found.drafter.size},
+            "prompts": {"count": len(self.prompts), "digest": self.prompts_digest, "seed": self.pair.workload.seed},
+        }
+
+    def launch_facts(self, *, speculative: bool) -> dict[str, Any]:
+        """Return what the record says about a server: its command line, environment, timeline and readiness."""
+        server = self.server(speculative=speculative)
+        return {
+            "argv": server.spec.command(server.port),
+            "env": dict(server.spec.env),
+            "started_in_s": server.started_in_s,
+            "timeline": server.timeline,
+            "proof": server.proof,
+            "log": server.log_path,
+        }
+
+    def release(self) -> None:
+        """Stop this case's servers."""
+        for launch in (self.__dict__.get("_speculative_launch"), self.__dict__.get("_plain_launch")):
+            if launch is not None:
+                self.pool.release(self.adapter.spec(self.identity, launch))
+
+
+# Enough for an ad-hoc pair to be judged without a prompts file; a real pair should bring its own held-out prompts.
+_PLAIN = tuple(
+    f"{ask} {topic}."
+    for topic in ("tides", "binary search", "photosynthesis", "the printing press", "compound interest", "volcanoes")
+    for ask in ("Explain", "Write a short list of facts about", "Summarise in three sentences the importance of")
+)
+
+
+def _lines(path: Path) -> list[str]:
+    texts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            texts.append(str(json.loads(line)["prompt"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{path}:{number}: not a JSON object with a `prompt`: {error!r}", remedy="one JSON object a line"
+            ) from error
+    if not texts:
+        raise UsageError(f"{path}: has no prompts", remedy="one JSON object a line, each with a `prompt`")
+    return texts

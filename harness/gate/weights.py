@@ -1,0 +1,335 @@
+"""Judging weight coverage: every checkpoint key landed, and every parameter was filled, for target and drafter."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import fnmatch
+import functools
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from harness.errors import UsageError
+from harness.gate.verdict import Finding, Judgement, Verdict
+from harness.probe.facts import ConfigKey, Evidence, Fate, Key, Load, Parameter
+
+__all__ = ["EXCEPTIONS", "ConfigRule", "Exceptions", "judge", "load_exceptions"]
+
+EXCEPTIONS = Path(__file__).with_name("weight_exceptions.toml")
+_NAMED = 12
+"""How many names a finding spells out; the record has all of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Exception:
+    engine: str
+    versions: SpecifierSet
+    role: str
+    what: str
+    pattern: str
+    reason: str
+    source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigRule:
+    """A config key that changes what a drafter computes: unread, the drafter is not the one that was trained."""
+
+    pattern: str
+    harmless: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Exceptions:
+    """The reviewed data file, narrowed to one engine release."""
+
+    rows: tuple[_Exception, ...]
+    config: tuple[ConfigRule, ...]
+
+    def reason(self, role: str, what: str, name: str) -> str:
+        """Return why `name` needs no data ("" = it does)."""
+        for row in self.rows:
+            if row.role in (role, "any") and row.what == what and fnmatch.fnmatchcase(name, row.pattern):
+                return row.reason
+        return ""
+
+
+@functools.cache
+def load_exceptions(engine: str, version: str, path: Path = EXCEPTIONS) -> Exceptions:
+    """Return the exceptions that hold for one release.
+
+    Raises:
+        UsageError: a row lacks a key or has one too many.
+
+    """
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    names = {field.name for field in dataclasses.fields(_Exception)}
+    rows = []
+    for number, row in enumerate(data.get("exception", []), start=1):
+        if set(row) != names or row["what"] not in ("key", "parameter"):
+            raise UsageError(f"{path}: exception {number} needs exactly: {', '.join(sorted(names))}")
+        made = _Exception(**{**row, "versions": SpecifierSet(row["versions"])})
+        if made.engine == engine and made.versions.contains(Version(version), prereleases=True):
+            rows.append(made)
+    return Exceptions(tuple(rows), tuple(ConfigRule(**row) for row in data.get("config", [])))
+
+
+def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
+    """Judge both directions at 100 %, for target and drafter, on every rank.
+
+    Codes: WGT001 no load seen, WGT002 the load raised, WGT003 keys that landed nowhere, WGT004 parameters not filled,
+    WGT005 config keys that matter and were never read, WGT006 something could not be followed.
+    """
+    findings: list[Finding] = []
+    measured: dict[str, Any] = {}
+    shared = {name for serving in evidence.servings for name, _ in serving.shared}
+    filled_target = _filled_names(evidence.of("target"))
+    sharing_ok = {
+        name for serving in evidence.servings for name, target_name in serving.shared if target_name in filled_target
+    }
+    for role in ("target", "drafter"):
+        loads = evidence.of(role)
+        source = f"probe: {role}'s load_weights on {len(loads)} rank(s)"
+        usable = [load for load in loads if load.tapped and not load.error]
+        findings += _unusable(role, loads, source)
+        if not usable:
+            continue
+        findings.append(_keys(role, usable, exceptions, source))
+        findings.append(_parameters(role, usable, exceptions, sharing_ok if role == "drafter" else set(), source))
+        measured[role] = {
+            "ranks": len(usable),
+            "model_class": usable[0].model_class,
+            "keys": dict(collections.Counter(fate.value for fate in _fates(usable).values())),
+            "tensors": sum(len(load.parameters) for load in usable),
+            "limits": sorted({limit for load in usable for limit in load.limits}),
+        }
+    findings.append(_config(evidence.config, exceptions.config))
+    measured["shared"] = sorted(shared)
+    measured["config_never_read"] = [key.path for key in evidence.config if not key.read]
+    return Judgement("weights", tuple(findings), measured)
+
+
+def _unusable(role: str, loads: Sequence[Load], source: str) -> list[Finding]:
+    if not loads:
+        return [
+            Finding(
+                "WGT001",
+                Verdict.INVALID,
+                f"no load of the {role} was seen",
+                source=source,
+                cause="the probe did not run in the process that loads weights",
+                remedy="see the evidence folder's files for hooks that failed",
+            )
+        ]
+    findings = []
+    for load in loads:
+        if load.error:
+            findings.append(
+                Finding(
+                    "WGT002",
+                    Verdict.FAIL,
+                    f"loading the {role} raised on rank {load.place.rank}",
+                    actual=load.error,
+                    source=source,
+                    cause="the checkpoint does not fit the engine's model class",
+                    remedy="compare the key that the message names with the checkpoint's own names",
+                )
+            )
+        elif not load.tapped:
+            findings.append(
+                Finding(
+                    "WGT006",
+                    Verdict.INVALID,
+                    f"the {role}'s keys could not be followed on rank {load.place.rank}",
+                    actual="; ".join(load.limits) or load.loader,
+                    source=source,
+                    cause=f"loader {load.loader} does not go through the model's load_weights",
+                    remedy="serve with the engine's default safetensors loader for this check",
+                )
+            )
+    return findings
+
+
+def _fates(loads: Sequence[Load]) -> dict[str, Fate]:
+    """Return the best fate of each key over all ranks: a pipeline stage rightly drops the other stages' keys."""
+    order = [Fate.USED, Fate.READ, Fate.OVERWRITTEN, Fate.DROPPED, Fate.NEVER_OFFERED]
+    best: dict[str, Key] = {}
+    for load in loads:
+        for key in load.keys:
+            known = best.get(key.name)
+            if known is None or order.index(key.fate) < order.index(known.fate):
+                best[key.name] = key
+    return {name: _value_fate(key) for name, key in best.items()}
+
+
+def _value_fate(key: Key) -> Fate:
+    """Count reading as use only for scalars: nobody takes a matrix over value by value."""
+    size = 1
+    for side in key.shape:
+        size *= side
+    return Fate.DROPPED if key.fate is Fate.READ and size != 1 else key.fate
+
+
+def _keys(role: str, loads: Sequence[Load], exceptions: Exceptions, source: str) -> Finding:
+    fates = _fates(loads)
+    lost: dict[Fate, list[str]] = {}
+    ignored = []
+    for name, fate in sorted(fates.items()):
+        if fate in (Fate.USED, Fate.READ):
+            continue
+        if exceptions.reason(role, "key", name):
+            ignored.append(name)
+        else:
+            lost.setdefault(fate, []).append(name)
+    in_files = sum(key.in_files for key in loads[0].keys)
+    note = f" ({len(ignored)} ignored by design: {_some(ignored)})" if ignored else ""
+    if not in_files:
+        return Finding(
+            "WGT006",
+            Verdict.INVALID,
+            f"the {role}'s checkpoint headers could not be read",
+            source=source,
+            actual="; ".join(sorted({limit for load in loads for limit in load.limits})),
+            cause="no list of keys to hold the load against",
+            remedy="give a local safetensors checkpoint",
+        )
+    if not lost:
+        return Finding(
+            "WGT003",
+            Verdict.PASS,
+            f"every key of the {role} landed",
+            n=len(fates),
+            source=source,
+            expected=f"{len(fates)} keys used",
+            actual=f"{len(fates) - len(ignored)} used{note}",
+        )
+    names = [name for group in lost.values() for name in group]
+    return Finding(
+        "WGT003",
+        Verdict.FAIL,
+        f"{len(names)} of {len(fates)} keys of the {role} landed nowhere",
+        n=len(fates),
+        expected=f"{len(fates) - len(ignored)} keys used",
+        source=source,
+        actual="; ".join(f"{fate.value}: {_some(group)}" for fate, group in lost.items()) + note,
+        cause="the engine knows these tensors by other names, or not at all; it does not say so",
+        remedy="rename the keys to the dialect that this engine version loads (see docs/causes.md#names)",
+    )
+
+
+def _parameters(role: str, loads: Sequence[Load], exceptions: Exceptions, shared: set[str], source: str) -> Finding:
+    lacking: dict[str, Parameter] = {}
+    seen = excused = elements = 0
+    for load in loads:
+        for parameter in load.parameters:
+            if parameter.kind == "attribute" or not parameter.elements:
+                continue
+            seen += 1
+            elements += parameter.elements
+            if parameter.written and not parameter.untouched:
+                continue
+            is_shared = parameter.name in shared or shared.intersection(parameter.aliases)
+            if is_shared or exceptions.reason(role, "parameter", parameter.name):
+                excused += 1
+            else:
+                lacking[parameter.name] = parameter
+    if not seen:
+        return Finding(
+            "WGT004",
+            Verdict.INVALID,
+            f"the {role} has no parameters",
+            source=source,
+            cause="the probe saw no module tree",
+            remedy="see the evidence folder",
+        )
+    if not lacking:
+        return Finding(
+            "WGT004",
+            Verdict.PASS,
+            f"every parameter of the {role} was filled",
+            n=seen,
+            source=source,
+            expected=f"{elements} elements in {seen} tensors",
+            actual=f"all written; {excused} tensors shared with the target or exempt by design",
+        )
+    described = [
+        f"{name} {list(parameter.shape)}: {parameter.written} of {parameter.elements} elements written"
+        for name, parameter in sorted(lacking.items())
+    ]
+    return Finding(
+        "WGT004",
+        Verdict.FAIL,
+        f"{len(lacking)} of {seen} tensors of the {role} were not filled",
+        n=seen,
+        expected="every element written from the checkpoint",
+        actual="; ".join(described[:_NAMED]),
+        source=source,
+        cause="the checkpoint lacks them, or has them under names that the engine drops; they stay as constructed",
+        remedy="look for them among the checkpoint's keys: rename them, or export the drafter again",
+    )
+
+
+def _config(keys: Sequence[ConfigKey], rules: Iterable[ConfigRule]) -> Finding:
+    source = f"probe: reads of the drafter's config in every engine process ({len(keys)} keys)"
+    if not keys or not any(key.read for key in keys):
+        return Finding(
+            "WGT005",
+            Verdict.INVALID,
+            "no read of the drafter's config was seen",
+            source=source,
+            cause="the probe's config hook saw nothing",
+            remedy="see the evidence folder",
+        )
+    unread = [
+        f"{key.path} = {key.value!r} ({rule.reason})"
+        for key in keys
+        for rule in rules
+        if fnmatch.fnmatchcase(key.path, rule.pattern) and not key.read and repr(key.value) != rule.harmless
+    ]
+    if unread:
+        return Finding(
+            "WGT005",
+            Verdict.FAIL,
+            f"{len(unread)} config keys that change the drafter were never read",
+            n=len(keys),
+            expected="read by the engine",
+            actual="; ".join(unread),
+            source=source,
+            cause="this engine version looks for the setting elsewhere, or does not have it",
+            remedy="put the setting where the engine reads it, or use a version that does",
+        )
+    return Finding(
+        "WGT005",
+        Verdict.PASS,
+        "every config key that changes the drafter was read",
+        n=len(keys),
+        source=source,
+        actual=f"{sum(key.read for key in keys)} of {len(keys)} keys read",
+    )
+
+
+def _filled_names(loads: Sequence[Load]) -> set[str]:
+    """Return the tensors that every rank filled completely."""
+    filled: set[str] = set()
+    lacking: set[str] = set()
+    for load in loads:
+        for parameter in load.parameters:
+            whole = parameter.written > 0 and not parameter.untouched
+            (filled if whole else lacking).update((parameter.name, *parameter.aliases))
+    return filled - lacking
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def as_measurements(evidence: Evidence) -> Mapping[str, Any]:
+    """Return the whole evidence for the record: every tensor and every key, per rank."""
+    return dataclasses.asdict(evidence)

@@ -1,0 +1,341 @@
+"""Does speculation pay: the same prompts with and without a drafter, in alternating rounds over a ladder of loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics as stdlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import EvidenceError, UsageError
+from harness.gate.verdict import Finding, Judgement, Verdict
+from harness.measure.acceptance import DEAD_ACCEPT_LENGTH
+from harness.measure.endpoint import check_prompts
+from harness.measure.load import Round, run_round
+from harness.measure.statistics import POWER, mean_bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from harness.measure.endpoint import Endpoint, Prompt
+
+__all__ = ["MAX_CLIENT_SHARE", "Pair", "ThroughputRun", "judge", "measure"]
+
+MAX_CLIENT_SHARE = 0.5
+"""Share of one core from which the load client, whose threads share one interpreter lock, slows the load it makes."""
+
+MAX_UNEQUAL_WORK = 0.01
+"""Share by which the two sides of a pair may differ in generated tokens, where outputs may end early."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Two neighbouring rounds at one load, with and without speculation."""
+
+    spec: Round
+    plain: Round
+
+    @property
+    def log_ratio(self) -> float:
+        """Natural logarithm of the speed-up."""
+        return math.log(self.spec.tokens_per_second / self.plain.tokens_per_second)
+
+
+@dataclasses.dataclass(frozen=True)
+class ThroughputRun:
+    """Every round, warm-ups included, in the order they ran."""
+
+    spec_label: str
+    plain_label: str
+    spec_speculative: bool
+    plain_speculative: bool
+    max_tokens: int
+    ignore_eos: bool
+    rounds: tuple[Round, ...]
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        """The ladder, ascending."""
+        return tuple(sorted({each.concurrency for each in self.rounds}))
+
+    def pairs(self, concurrency: int) -> tuple[Pair, ...]:
+        """Return the measured pairs at `concurrency`. Raises EvidenceError if a round has lost its partner."""
+        sides: dict[int, dict[bool, Round]] = {}
+        for each in self.rounds:
+            if each.concurrency == concurrency and each.pair is not None:
+                sides.setdefault(each.pair, {})[each.speculative] = each
+        if any(len(side) != 2 for side in sides.values()):
+            raise EvidenceError(f"a round at concurrency {concurrency} has no partner")
+        return tuple(Pair(side[True], side[False]) for _, side in sorted(sides.items()))
+
+    def as_measurements(self) -> dict[str, Any]:
+        """Return every raw round as plain data for the run record."""
+        return dataclasses.asdict(self)
+
+
+def measure(
+    spec_endpoint: Endpoint,
+    plain_endpoint: Endpoint,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    *,
+    concurrency_ladder: Sequence[int],
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> ThroughputRun:
+    """Run `rounds` pairs of rounds at each load, in the order A B B A (A with speculation), after one warm-up of each.
+
+    `rounds` is even, so that each side comes first equally often and a steady drift of the machine cancels. `clock`
+    returns seconds. Raises UsageError for unusable arguments, and what `Endpoint.generate` raises.
+    """
+    check_prompts(prompts, max_tokens)
+    if rounds < 2 or rounds % 2:
+        raise UsageError(f"{rounds} pairs of rounds", remedy="give an even number, 2 or more: the order is A B B A")
+    if not concurrency_ladder or min(concurrency_ladder) < 1 or len(set(concurrency_ladder)) != len(concurrency_ladder):
+        raise UsageError(f"concurrency ladder {list(concurrency_ladder)}", remedy="give distinct numbers, 1 or more")
+    if len({prompt.ignore_eos for prompt in prompts}) != 1:
+        raise UsageError("some prompts ignore the end of sequence and some do not", remedy="make them all alike")
+    done: list[Round] = []
+
+    def one_round(endpoint: Endpoint, *, speculative: bool, concurrency: int, pair: int | None) -> None:
+        done.append(
+            run_round(
+                endpoint,
+                prompts,
+                max_tokens,
+                speculative=speculative,
+                concurrency=concurrency,
+                order=len(done),
+                pair=pair,
+                clock=clock,
+            )
+        )
+
+    for concurrency in concurrency_ladder:
+        sides = ((spec_endpoint, True), (plain_endpoint, False))
+        for endpoint, speculative in sides:
+            one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=None)
+        for pair in range(rounds):
+            for endpoint, speculative in sides if pair % 2 == 0 else reversed(sides):
+                one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=pair)
+    return ThroughputRun(
+        spec_endpoint.label,
+        plain_endpoint.label,
+        spec_endpoint.speculative,
+        plain_endpoint.speculative,
+        max_tokens,
+        prompts[0].ignore_eos,
+        tuple(done),
+    )
+
+
+def judge(run: ThroughputRun, thresholds: Mapping[int, float], *, alpha: float = 0.05) -> Judgement:
+    """Judge the speed-up at each load in `thresholds` (concurrency -> least speed-up) from all pairs of rounds.
+
+    The logarithm of each pair's ratio is one sample, and Student's t bounds their mean. PASS where the lower bound at
+    `alpha` reaches the threshold; all must, which keeps the joint error at `alpha`. FAIL where the upper bound is below
+    it, at `alpha` divided by the number of thresholds, for one red load fails the whole. Else INCONCLUSIVE. Raises
+    UsageError for thresholds that are missing or not positive.
+    """
+    if not thresholds or min(thresholds.values()) <= 0:
+        raise UsageError(f"speed-up thresholds {dict(thresholds)}", remedy="give a positive number per concurrency")
+    invalid = (*_speculated(run), *_equal_work(run), *_unburdened(run), *_measured(run, thresholds))
+    if invalid:
+        return Judgement("throughput", invalid, run.as_measurements())
+    findings = [
+        _speed_up(run.pairs(concurrency), threshold, alpha, alpha / len(thresholds))
+        for concurrency, threshold in sorted(thresholds.items())
+    ]
+    return Judgement("throughput", (*findings, _where_it_stops(run, alpha)), run.as_measurements())
+
+
+def _speculated(run: ThroughputRun) -> Iterator[Finding]:
+    """Each side must be what it claims: the counters of one move in every round, those of the other never."""
+    for each in run.rounds:
+        where = f"round {each.order}, concurrency {each.concurrency}"
+        if each.speculative and (each.counts is None or each.counts.drafts <= 0):
+            yield Finding(
+                "THR001",
+                Verdict.INVALID,
+                f"no evidence that {each.label} speculated ({where})",
+                expected="drafts counted in every round",
+                actual=each.missing or f"{0 if each.counts is None else each.counts.drafts} drafts",
+                source=each.label,
+                cause="the speculation flags were forgotten, metrics are off, or the engine was restarted",
+                remedy="check the command line of the speculative server and read its counters by hand",
+            )
+            break
+    for each in run.rounds:
+        if not each.speculative and (run.plain_speculative or (each.counts is not None and each.counts.drafts != 0)):
+            yield Finding(
+                "THR002",
+                Verdict.INVALID,
+                f"the plain endpoint {each.label} speculates",
+                expected="an endpoint without a drafter",
+                actual="launched as speculative" if each.counts is None else f"{each.counts.drafts} drafts in a round",
+                source=each.label,
+                cause="both endpoints are the same server, or the plain launch carries a speculation flag",
+                remedy="start the plain server without any speculation flag",
+            )
+            break
+
+
+def _equal_work(run: ThroughputRun) -> Iterator[Finding]:
+    for each in run.rounds:
+        bad = [
+            request
+            for request in each.requests
+            if request.tokens == 0 or (run.ignore_eos and request.tokens != run.max_tokens)
+        ]
+        if bad:
+            yield Finding(
+                "THR003",
+                Verdict.INVALID,
+                f"{len(bad)} requests of round {each.order} on {each.label} were cut, the first is {bad[0].prompt!r}",
+                expected=f"{run.max_tokens} tokens" if run.ignore_eos else "at least one token",
+                actual=f"{bad[0].tokens} tokens",
+                source=each.label,
+                cause="the context limit, a stop condition, or an aborted request",
+                remedy="compare speeds on outputs of the same length; check the server's log",
+            )
+            return
+    for pair in itertools.chain.from_iterable(run.pairs(concurrency) for concurrency in run.concurrencies):
+        if abs(pair.spec.tokens - pair.plain.tokens) > MAX_UNEQUAL_WORK * pair.plain.tokens:
+            yield Finding(
+                "THR003",
+                Verdict.INVALID,
+                f"the two sides of rounds {pair.spec.order} and {pair.plain.order} generated different amounts",
+                expected=f"{pair.plain.tokens} tokens within {MAX_UNEQUAL_WORK:.0%}",
+                actual=f"{pair.spec.tokens} tokens with speculation",
+                source=f"{run.spec_label}, {run.plain_label}",
+                cause="outputs end at different places",
+                remedy="run the losslessness suite; use prompts that ignore the end of sequence",
+            )
+            return
+
+
+def _unburdened(run: ThroughputRun) -> Iterator[Finding]:
+    worst = max(run.rounds, key=lambda each: each.client_share)
+    if worst.client_share > MAX_CLIENT_SHARE:
+        yield Finding(
+            "THR004",
+            Verdict.INVALID,
+            f"the load client itself was busy at concurrency {worst.concurrency}",
+            expected=f"at most {MAX_CLIENT_SHARE:.0%} of one core",
+            actual=f"{worst.client_share:.0%} in round {worst.order}",
+            source="CPU time of the harness's process",
+            cause="the client, not the engine, sets the pace",
+            remedy="lower the concurrency, lengthen the outputs, or run the client on a core of its own",
+        )
+
+
+def _measured(run: ThroughputRun, thresholds: Mapping[int, float]) -> Iterator[Finding]:
+    for concurrency in sorted(set(thresholds) - set(run.concurrencies)):
+        yield Finding(
+            "THR005",
+            Verdict.INVALID,
+            f"nothing was measured at concurrency {concurrency}",
+            expected=f"a speed-up of at least {thresholds[concurrency]:.2f}",
+            actual=f"rounds at {list(run.concurrencies)}",
+            n=0,
+            remedy="make the ladder and the pair's thresholds agree",
+        )
+
+
+def _speed_up(pairs: Sequence[Pair], threshold: float, alpha: float, alpha_fail: float) -> Finding:
+    ratios = [pair.log_ratio for pair in pairs]
+    bounds = mean_bounds(ratios, alpha)
+    lower, upper = math.exp(bounds.lower), math.exp(mean_bounds(ratios, alpha_fail).upper)
+    speed_up = math.exp(bounds.estimate)
+    # Speed-up = tokens per step x (time of a plain step / time of a speculative one). The first is counted, the second
+    # is what is left. Prefill is a step on both sides, which yields one token.
+    accept_length, per_step = _yield([pair.spec for pair in pairs])
+    step_cost = per_step / speed_up
+    cause = remedy = ""
+    if lower >= threshold:
+        verdict = Verdict.PASS
+    elif upper < threshold:
+        verdict = Verdict.FAIL
+        if accept_length < DEAD_ACCEPT_LENGTH:
+            cause = f"the drafter is dead (accept length {accept_length:.2f}), so every step pays for drafts in vain"
+            remedy = "run the acceptance suite: it names the causes in order"
+        else:
+            cause = f"a step that yields {per_step:.2f} tokens takes {step_cost:.2f} times a plain step"
+            remedy = (
+                "if the accept length is as it was, look at what a verify step costs (K, graphs, the drafter's "
+                "backend); if not, run the acceptance suite"
+            )
+    else:
+        verdict = Verdict.INCONCLUSIVE
+        distance = abs(bounds.estimate - math.log(threshold))
+        needed = len(pairs) * (bounds.detectable / distance) ** 2 if distance else math.inf
+        cause = (
+            f"{len(pairs)} pairs that vary like these decide a difference of {math.expm1(bounds.detectable):.1%} in "
+            f"{POWER:.0%} of runs; the one seen is {math.expm1(distance):.1%}"
+        )
+        remedy = (
+            f"run about {2 * math.ceil(max(needed, len(pairs) + 1) / 2):.0f} pairs, or quieten the machine"
+            if needed < 100 * len(pairs)
+            else "the speed-up is practically the threshold itself: review the threshold"
+        )
+    return Finding(
+        "THR010",
+        verdict,
+        f"speed-up by speculation at concurrency {pairs[0].spec.concurrency}",
+        expected=f"at least {threshold:.2f}x",
+        actual=(
+            f"{speed_up:.3f}x = {per_step:.2f} tokens per step / {step_cost:.2f} (a speculative step's time "
+            f"over a plain one's); accept length {accept_length:.2f}; "
+            f"{_speed(pair.spec for pair in pairs):.1f} against "
+            f"{_speed(pair.plain for pair in pairs):.1f} tokens/s (geometric means)"
+        ),
+        n=len(pairs),
+        interval=(lower, upper),
+        source=(
+            f"{len(pairs)} pairs of rounds, A B B A; Student's t on log ratios, lower bound at {alpha:.1%}, upper at "
+            f"{alpha_fail:.1%}"
+        ),
+        cause=cause,
+        remedy=remedy,
+    )
+
+
+def _yield(rounds: Sequence[Round]) -> tuple[float, float]:
+    """Return the accept length, and the delivered tokens per step, prefills counted as steps."""
+    counts = [each.counts for each in rounds if each.counts is not None]
+    drafts, accepted = sum(each.drafts for each in counts), sum(each.accepted for each in counts)
+    requests = sum(len(each.requests) for each in rounds)
+    return 1.0 + accepted / drafts, sum(each.tokens for each in rounds) / (requests + drafts)
+
+
+def _speed(rounds: Iterator[Round]) -> float:
+    return stdlib.geometric_mean(each.tokens_per_second for each in rounds)
+
+
+def _where_it_stops(run: ThroughputRun, alpha: float) -> Finding:
+    """Say at which load speculation turns into a loss: a fact about the pair, not a requirement on it."""
+    bounds = {
+        concurrency: mean_bounds([pair.log_ratio for pair in run.pairs(concurrency)], alpha)
+        for concurrency in run.concurrencies
+    }
+    losing = next((concurrency for concurrency, each in bounds.items() if each.upper < 0), None)
+    paying = [concurrency for concurrency, each in bounds.items() if each.lower > 0]
+    if losing is not None:
+        summary = f"speculation stops paying at concurrency {losing}"
+    elif len(paying) == len(bounds):
+        summary = "speculation pays at every load measured"
+    else:
+        summary = "no load is shown where speculation costs more than it gives"
+    return Finding(
+        "THR011",
+        Verdict.PASS,
+        summary,
+        actual=", ".join(
+            f"{concurrency}: {math.exp(each.estimate):.2f}x ({math.exp(each.lower):.2f} to {math.exp(each.upper):.2f})"
+            for concurrency, each in bounds.items()
+        ),
+        n=sum(each.n for each in bounds.values()),
+        source=f"all loads of the ladder, bounds at {alpha:.1%} each",
+    )

@@ -1,0 +1,213 @@
+"""Follow checkpoint data through torch operations: from the tensors a loader yields to the tensors of the model."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .regions import NOTHING, Keys, Regions, View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Self
+
+_OVERWRITES = {
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "random_", "log_normal_",
+    "trunc_normal_", "geometric_", "cauchy_", "eye_", "_foreach_copy_", "_foreach_zero_", "set_data",
+}  # fmt: skip
+"""In-place operations after which nothing of the old contents is left (every `out=` overload is one too)."""
+
+_PLACES = {"index_put_", "_index_put_impl_", "_unsafe_index_put_", "index_copy_", "index_fill_"}
+"""In-place operations that write at computed places; they are replayed on a mask to learn which."""
+
+_VALUE_READERS = {getattr(torch.Tensor, name) for name in ("tolist", "numpy", "__array__", "__dlpack__")}
+"""Ways out of torch that no dispatcher sees."""
+
+_SCALAR_READERS = {"_local_scalar_dense", "item", "equal", "is_nonzero", "allclose"}
+"""Operations that turn a tensor's values into a Python scalar."""
+
+_SWEEP = 50_000
+"""Storages known before the dead ones among them are forgotten."""
+
+
+def tensors(value: object) -> Iterator[Any]:
+    """Yield the tensors in an argument, through lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+
+
+@functools.cache
+def _mutated(func: Any) -> tuple[tuple[int, str], ...]:
+    """Return position and name of the arguments an operation writes to, by its schema."""
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(func._schema.arguments)  # noqa: SLF001 -- torch offers no other way
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def storage_id(tensor: Any) -> int | None:
+    """Return the identity of a tensor's memory, or None where it has none of its own (sparse, wrapper subclasses)."""
+    try:
+        return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 -- the identity that StorageWeakRef itself uses
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+class Lineage:
+    """What every live storage holds. `fault` is told of exceptions inside the tracer."""
+
+    def __init__(self, fault: Callable[[BaseException], None]) -> None:
+        self._fault = fault
+        # A StorageWeakRef keeps the storage's identity (not its memory) from being used again while we hold it.
+        self._storages: dict[int, tuple[StorageWeakRef, Regions]] = {}
+        self.read_as_values: set[str] = set()
+        self.limits: set[str] = set()
+        self.operations = 0
+
+    def __enter__(self) -> Self:
+        self._modes = (_Dispatch(self), _Function(self))
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*exception)
+
+    def regions(self, tensor: Any, *, make: bool = False) -> Regions | None:
+        """Return the history of a tensor's storage, if it has one."""
+        identity = storage_id(tensor)
+        if identity is None:
+            return None
+        known = self._storages.get(identity)
+        if known is None and make:
+            if len(self._storages) > _SWEEP:
+                self._storages = {i: (ref, r) for i, (ref, r) in self._storages.items() if not ref.expired()}
+            known = self._storages[identity] = (StorageWeakRef(tensor.untyped_storage()), Regions())
+        return known[1] if known else None
+
+    def offer(self, key: str, tensor: Any) -> None:
+        """Say that a tensor holds the data of a checkpoint key."""
+        regions = self.regions(tensor, make=True)
+        if regions is None:
+            self.limits.add(f"{key}: its tensor has no storage to follow ({type(tensor).__name__})")
+        else:
+            regions.write(View.of(tensor), frozenset({key}))
+
+    def keys(self, tensor: Any) -> Keys:
+        """Return the checkpoint keys whose data a tensor holds."""
+        regions = self.regions(tensor)
+        return regions.keys(View.of(tensor)) if regions else NOTHING
+
+    def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
+        """Take note of one operation that has just run."""
+        self.operations += 1
+        mutated = [args[position] if position < len(args) else kwargs.get(name) for position, name in _mutated(func)]
+        written = list(tensors(mutated))
+        targets = {id(tensor) for tensor in written}
+        inputs = [tensor for tensor in tensors([args, kwargs]) if id(tensor) not in targets]
+        name = func._schema.name.rpartition("::")[2]  # noqa: SLF001 -- as above
+        if len(written) == len(inputs) and name.startswith("_foreach_"):
+            for destination, source in zip(written, inputs, strict=True):
+                self._write(name, destination, self.keys(source), args)
+            return
+        keys = frozenset().union(*map(self.keys, inputs)) if inputs else NOTHING
+        if written:
+            for destination in written:
+                self._write(name, destination, keys, args)
+            return
+        if not keys:
+            return
+        if name in _SCALAR_READERS:
+            self.read_as_values |= keys
+        shared = {storage_id(tensor) for tensor in inputs}
+        for result in tensors(out):
+            if storage_id(result) not in shared:
+                regions = self.regions(result, make=True)
+                if regions is not None:
+                    regions.write(View.of(result), keys)
+
+    def _write(self, name: str, destination: Any, keys: Keys, args: tuple[Any, ...]) -> None:
+        regions = self.regions(destination, make=True)
+        if regions is None:
+            return
+        view = View.of(destination)
+        if name in _PLACES:
+            self._write_places(name, regions, destination, keys, args)
+        elif name in _OVERWRITES or not name.endswith("_"):
+            regions.write(view, keys)
+        elif keys:
+            regions.mix(view, keys)
+            if name.startswith(("masked_", "scatter", "index_", "put_")):
+                regions.inexact = True
+                self.limits.add(f"{name} writes at places that were not followed: counts there are upper bounds")
+
+    def _write_places(self, name: str, regions: Regions, destination: Any, keys: Keys, args: tuple[Any, ...]) -> None:
+        mask = torch.zeros(destination.shape, dtype=torch.bool, device=destination.device)
+        if name in {"index_copy_", "index_fill_"}:
+            mask.index_fill_(args[1], args[2], value=True)
+        else:
+            mask.index_put_(tuple(args[1]), torch.tensor(data=True, device=mask.device))
+        view = View.of(destination)
+        flat = mask.flatten().cpu()
+        if not flat.any():
+            return
+        if destination.is_contiguous():
+            edges = (
+                torch.diff(flat.to(torch.int8), prepend=flat.new_zeros(1).to(torch.int8)).nonzero().flatten().tolist()
+            )
+            edges = edges if len(edges) % 2 == 0 else [*edges, flat.numel()]
+            for start, end in zip(edges[::2], edges[1::2], strict=True):
+                regions.write(View(view.offset + start, (end - start,), (1,), view.itemsize), keys)
+        else:
+            regions.inexact = True
+            regions.write(view, keys)
+            self.limits.add(f"{name} into a strided view was not followed: counts there are upper bounds")
+
+
+class _Dispatch(TorchDispatchMode):  # type: ignore[misc]  # torch has no types here
+    """Sees every operation that reaches the dispatcher on this thread."""
+
+    def __init__(self, lineage: Lineage) -> None:
+        super().__init__()
+        self._lineage = lineage
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        try:
+            self._lineage.saw(func, args, kwargs or {}, out)
+        except Exception as error:  # noqa: BLE001 -- the load must go on; the fault makes the evidence invalid
+            self._lineage._fault(error)  # noqa: SLF001 -- one unit with Lineage
+        return out
+
+
+class _Function(TorchFunctionMode):  # type: ignore[misc]  # as above
+    """Sees the calls by which Python code takes values out of a tensor without an operation."""
+
+    def __init__(self, lineage: Lineage) -> None:
+        super().__init__()
+        self._lineage = lineage
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _VALUE_READERS and args:
+            try:
+                self._lineage.read_as_values |= self._lineage.keys(args[0])
+            except Exception as error:  # noqa: BLE001 -- as above
+                self._lineage._fault(error)  # noqa: SLF001 -- as above
+        return func(*args, **(kwargs or {}))

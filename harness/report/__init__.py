@@ -1,0 +1,1 @@
+"""One run record, and the ways it is shown."""

@@ -1,0 +1,139 @@
+"""The run folder and the record assembled from it: what was run, on what, what was measured, what was concluded.
+
+Every process of a run writes its own files, atomically, as soon as it knows something; the record is assembled from
+whatever is there. A run that is cut short therefore leaves all that it had learnt, marked `"complete": false`.
+The schema is described in docs/record.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import json
+import os
+import platform
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness.files import write_atomically
+from harness.gate.verdict import Judgement, Verdict, worst
+
+__all__ = ["SCHEMA", "RunFolder", "exit_status", "machine"]
+
+SCHEMA = 1
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on: processor, cores, memory, system."""
+    model = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except OSError:
+        memory = 0
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def exit_status(verdict: Verdict) -> int:
+    """Return the process's exit status for a verdict: 0 pass, 1 fail, 3 inconclusive or invalid."""
+    return {Verdict.PASS: 0, Verdict.FAIL: 1}.get(verdict, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run. Safe to use from several processes: no two write the same file."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: Path) -> RunFolder:
+        """Make a new folder under `root`, named by the time and four random digits."""
+        stamp = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%d-%H%M%S")
+        path = root.resolve() / f"{stamp}-{secrets.token_hex(2)}"
+        path.mkdir(parents=True)
+        return cls(path)
+
+    def case(self, case_id: str) -> Path:
+        """Return the folder of one case, made if need be."""
+        folder = self.path / "cases" / case_id
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def write_run(self, **facts: Any) -> None:
+        """Add facts about the run as a whole."""
+        path = self.path / "run.json"
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        _write(path, known | facts)
+
+    def write_case(self, case_id: str, **facts: Any) -> None:
+        """Add facts about a case. Only the one process that runs the case writes them."""
+        path = self.case(case_id) / "case.json"
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        _write(path, known | facts)
+
+    def write_judgement(self, case_id: str, test: str, judgement: Judgement, *, seconds: float) -> None:
+        """Store what one test of a suite concluded, with all that it rests on."""
+        folder = self.case(case_id) / "judgements"
+        folder.mkdir(exist_ok=True)
+        data = {
+            "test": test,
+            "suite": judgement.suite,
+            "verdict": judgement.verdict,
+            "seconds": round(seconds, 3),
+            "findings": judgement.findings,
+            "measurements": judgement.measurements,
+        }
+        _write(folder / f"{test}.json", data)
+
+    def assemble(self, *, complete: bool) -> dict[str, Any]:
+        """Write and return the record of everything in the folder so far."""
+        run_file = self.path / "run.json"
+        facts = json.loads(run_file.read_text(encoding="utf-8")) if run_file.exists() else {}
+        cases = [_case(folder) for folder in sorted((self.path / "cases").glob("*")) if folder.is_dir()]
+        verdicts = [Verdict(item["verdict"]) for case in cases for item in case["judgements"]]
+        record = {
+            "schema": SCHEMA,
+            "draftgate": harness.__version__,
+            "complete": complete,
+            "verdict": worst(verdicts),
+            **facts,
+            "cases": cases,
+        }
+        _write(self.path / "record.json", record)
+        return record
+
+
+def _case(folder: Path) -> dict[str, Any]:
+    facts_file = folder / "case.json"
+    facts = json.loads(facts_file.read_text(encoding="utf-8")) if facts_file.exists() else {}
+    judgements = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("judgements/*.json"))]
+    return {"id": folder.name, **facts, "judgements": judgements}
+
+
+def _write(path: Path, data: Any) -> None:
+    write_atomically(path, json.dumps(data, indent=1, default=_plain, allow_nan=True) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)

@@ -1,0 +1,59 @@
+"""The verdict table in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+from harness.gate.verdict import Verdict, worst
+
+__all__ = ["SUITES", "print_table"]
+
+SUITES = ("startup", "weights", "aux_hidden", "acceptance", "losslessness", "throughput")
+"""In the order in which they are run and shown."""
+
+_STYLE = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow", "INVALID": "bold magenta"}
+
+
+def print_table(record: Mapping[str, Any], file: IO[str]) -> None:
+    """Print one row per case, one column per suite, then the reasons of everything that was not asked or not green."""
+    from rich.console import Console  # noqa: PLC0415 -- 60 ms at import
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(file=file, highlight=False, soft_wrap=True, width=None if file.isatty() else 140)
+    table = Table(title=f"draftgate: {record['verdict']}", title_justify="left")
+    table.add_column("pair / engine / runner", no_wrap=True)
+    for suite in SUITES:
+        table.add_column(suite, no_wrap=True)
+    for case in record["cases"]:
+        words = [_word(case, suite) for suite in SUITES]
+        table.add_row(Text(case["id"]), *(Text(word, style=_STYLE.get(word, "dim")) for word in words))
+    console.print(table)
+    for line in _reasons(record):
+        console.print(Text(line))
+
+
+def _word(case: Mapping[str, Any], suite: str) -> str:
+    verdicts = [Verdict(item["verdict"]) for item in case["judgements"] if item["suite"] == suite]
+    if verdicts:
+        return worst(verdicts)
+    return "not asked" if suite in case.get("not_asked", {}) else "not run"
+
+
+def _reasons(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why cells are not green, then what was accepted or not asked."""
+    items = [
+        (case, item, finding) for case in record["cases"] for item in case["judgements"] for finding in item["findings"]
+    ]
+    for case, item, finding in items:
+        if finding["verdict"] != Verdict.PASS:
+            yield f"{case['id']} {item['suite']}: {finding['verdict']} [{finding['code']}] {finding['summary']}"
+            labels = (("cause", "cause"), ("remedy", "remedy"), ("known_issue", "known issue"))
+            yield from (f"    {label}: {finding[key]}" for key, label in labels if finding[key])
+    for case, item, finding in items:
+        if finding["verdict"] == Verdict.PASS and finding["known_issue"]:
+            yield f"{case['id']} {item['suite']}: {finding['known_issue']}"
+    for case in record["cases"]:
+        for suite, why in case.get("not_asked", {}).items():
+            yield f"{case['id']}: {suite} was not asked: {why}"

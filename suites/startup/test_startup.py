@@ -1,0 +1,25 @@
+"""Ready within the pair's budget, in the runner asked for, from the engine it claims to be, with a clean log."""
+
+from __future__ import annotations
+
+import pytest
+
+from fixtures.plugin import Judge
+from harness.gate.case import Case
+from harness.gate.startup import judge_server
+from harness.gate.verdict import Judgement
+
+pytestmark = pytest.mark.suite("startup")
+
+
+def test_startup(case: Case, judge: Judge) -> None:
+    """Both servers, with and without speculation."""
+    findings = list(case.provenance)
+    timelines = {}
+    for speculative in (True, False):
+        started = case.started(speculative=speculative)
+        timelines[started.label] = case.launch_facts(speculative=speculative)
+        findings += judge_server(
+            started, budget_s=case.pair.expect.startup_s, runner=case.runner, bad_signs=case.adapter.bad_signs
+        )
+    judge(Judgement("startup", tuple(findings), {"servers": timelines}))

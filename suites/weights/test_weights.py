@@ -1,0 +1,17 @@
+"""Every tensor of target and drafter landed, and nothing that the engine built was left as constructed."""
+
+from __future__ import annotations
+
+import pytest
+
+from fixtures.plugin import Judge
+from harness.gate import weights
+from harness.gate.case import Case
+
+pytestmark = pytest.mark.suite("weights")
+
+
+def test_weights(case: Case, judge: Judge) -> None:
+    """Both directions at 100 %; exceptions come from a reviewed data file only."""
+    exceptions = weights.load_exceptions(case.adapter.name, case.identity.version)
+    judge(weights.judge(case.evidence(), exceptions))

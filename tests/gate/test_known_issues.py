@@ -1,0 +1,61 @@
+"""Known issues are named, stay red unless accepted by code, and match only where they hold."""
+
+import pytest
+
+from harness.errors import UsageError
+from harness.gate import known_issues
+from harness.gate.verdict import Finding, Judgement, Verdict, worst
+
+CODE = "VLLM-V2-AUX-IDS"
+RED = Judgement(
+    "aux_hidden", (Finding("AUX005", Verdict.FAIL, "wrong layers"), Finding("AUX002", Verdict.PASS, "width"))
+)
+
+
+def annotate(judgement=RED, version="0.32.0", runner="v2", engine="vllm", accepted=()):
+    return known_issues.annotate(judgement, engine=engine, version=version, runner=runner, accepted=accepted)
+
+
+def test_named_and_still_red():
+    named = annotate()
+    assert named.verdict is Verdict.FAIL
+    assert CODE in named.findings[0].known_issue
+    assert not named.findings[1].known_issue
+
+
+def test_accepted_by_code():
+    named = annotate(accepted=[CODE])
+    assert named.verdict is Verdict.PASS
+    assert "accepted" in named.findings[0].known_issue
+
+
+@pytest.mark.parametrize(
+    "where", [{"version": "0.99.0"}, {"runner": "v1"}, {"engine": "sglang"}, {"version": "not-a-version"}]
+)
+def test_elsewhere_it_is_not_known(where):
+    named = annotate(**where, accepted=[CODE])
+    assert named.verdict is Verdict.FAIL
+    assert not named.findings[0].known_issue
+
+
+def test_another_finding_is_not_excused():
+    other = Judgement("aux_hidden", (Finding("AUX004", Verdict.FAIL, "other layers"),))
+    assert annotate(other, accepted=[CODE]).verdict is Verdict.FAIL
+
+
+def test_missing_evidence_is_never_accepted():
+    blind = Judgement("aux_hidden", (Finding("AUX005", Verdict.INVALID, "nothing seen"),))
+    assert annotate(blind, accepted=[CODE]).verdict is Verdict.INVALID
+
+
+def test_an_incomplete_entry_is_refused(tmp_path):
+    path = tmp_path / "k.toml"
+    path.write_text('[X-1]\ntitle = "t"\n')
+    with pytest.raises(UsageError, match="engine"):
+        known_issues.load(path)
+
+
+def test_worst():
+    assert worst([]) is Verdict.INVALID
+    assert worst([Verdict.PASS, Verdict.INCONCLUSIVE]) is Verdict.INCONCLUSIVE
+    assert worst([Verdict.INVALID, Verdict.FAIL, Verdict.PASS]) is Verdict.FAIL

@@ -1,0 +1,174 @@
+"""Each way in which weights can fail to land is red and named."""
+
+import dataclasses
+
+import pytest
+
+from harness.errors import UsageError
+from harness.gate import weights
+from harness.gate.verdict import Verdict
+from tests.gate.evidence import config, evidence, key, load, parameter, serving
+
+EXCEPTIONS = weights.load_exceptions("vllm", "0.32.0")
+
+
+def judge(**changes):
+    return weights.judge(evidence(**changes), EXCEPTIONS)
+
+
+def with_drafter(parameters=None, keys=None, **changes):
+    made = evidence()
+    target, drafter = made.loads
+    if parameters is not None:
+        drafter = dataclasses.replace(drafter, parameters=tuple(parameters))
+    if keys is not None:
+        drafter = dataclasses.replace(drafter, keys=tuple(keys))
+    return {"loads": (target, dataclasses.replace(drafter, **changes))}
+
+
+def red(judgement, code):
+    found = [finding for finding in judgement.findings if finding.verdict is not Verdict.PASS]
+    assert [finding.code for finding in found] == [code], judgement.as_text()
+    return found[0]
+
+
+def test_healthy():
+    assert judge().verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("lost", "word"),
+    [
+        (key("layers.0.q", landed=()), "dropped"),
+        (key("layers.0.q", landed=(), offered=0), "never offered"),
+        (key("layers.0.q", landed=(), overwritten=True), "overwritten"),
+        (key("layers.0.q", landed=(), read=True), "dropped"),
+    ],
+)
+def test_a_key_that_lands_nowhere(lost, word):
+    finding = red(judge(**with_drafter(keys=[key("fc.weight"), lost])), "WGT003")
+    assert finding.verdict is Verdict.FAIL
+    assert f"{word}: layers.0.q" in finding.actual
+    assert finding.remedy
+
+
+def test_a_scalar_read_as_value_is_used():
+    assert judge(**with_drafter(keys=[key("k_scale", landed=(), read=True, shape=())])).verdict is Verdict.PASS
+
+
+def test_t2d_is_ignored_by_design_and_named():
+    judgement = judge(**with_drafter(keys=[key("fc.weight"), key("t2d", landed=())]))
+    assert judgement.verdict is Verdict.PASS
+    assert "t2d" in judgement.as_text()
+
+
+def test_the_exception_is_not_for_the_target():
+    made = evidence()
+    target = dataclasses.replace(made.loads[0], keys=(key("embed"), key("t2d", landed=())))
+    red(judge(loads=(target, made.loads[1])), "WGT003")
+
+
+@pytest.mark.parametrize("written", [0, 63])
+def test_a_parameter_that_is_not_filled(written):
+    finding = red(judge(**with_drafter([parameter("model.fc.weight"), parameter("norm.weight", written)])), "WGT004")
+    assert finding.verdict is Verdict.FAIL
+    assert f"norm.weight [8, 8]: {written} of 64" in finding.actual
+
+
+def test_padding_that_the_engine_filled_is_fine():
+    assert judge(**with_drafter([parameter("lm_head.weight", written=60, filled=4)])).verdict is Verdict.PASS
+
+
+def test_filled_by_the_engine_alone_is_not_loaded():
+    red(judge(**with_drafter([parameter("norm.weight", written=0, filled=64)])), "WGT004")
+
+
+def test_a_buffer_counts_and_an_attribute_does_not():
+    red(judge(**with_drafter([parameter("a"), parameter("d2t", 0, kind="buffer")])), "WGT004")
+    assert judge(**with_drafter([parameter("a"), parameter("z", 0, kind="attribute")])).verdict is Verdict.PASS
+
+
+def test_an_embedding_shared_with_a_filled_one():
+    changes = with_drafter([parameter("model.fc.weight"), parameter("embed.weight", 0)])
+    changes["servings"] = (dataclasses.replace(evidence().servings[0], shared=(("embed.weight", "embed.weight"),)),)
+    assert judge(**changes).verdict is Verdict.PASS
+
+
+def test_sharing_with_an_unfilled_one_helps_nobody():
+    made = evidence()
+    target = dataclasses.replace(made.loads[0], parameters=(parameter("embed.weight", 0), parameter("lm_head.weight")))
+    drafter = with_drafter([parameter("model.fc.weight"), parameter("embed.weight", 0)])["loads"][1]
+    servings = (dataclasses.replace(made.servings[0], shared=(("embed.weight", "embed.weight"),)),)
+    codes = [f.code for f in judge(loads=(target, drafter), servings=servings).findings if f.verdict is Verdict.FAIL]
+    assert codes == ["WGT004", "WGT004"]
+
+
+def test_one_rank_of_two_unfilled():
+    made = evidence()
+    bad = load(
+        "drafter", [parameter("model.fc.weight"), parameter("norm.weight", 0)], [key("fc.weight"), key("norm")], 1
+    )
+    red(judge(loads=(*made.loads, bad)), "WGT004")
+
+
+def test_keys_of_another_pipeline_stage_are_not_dropped():
+    first = load("target", [parameter("a")], [key("a"), key("b", landed=())], 0)
+    second = load("target", [parameter("b")], [key("a", landed=()), key("b")], 1)
+    assert judge(loads=(first, second, evidence().loads[1])).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("role", ["target", "drafter"])
+def test_no_load_seen(role):
+    loads = tuple(item for item in evidence().loads if item.role != role)
+    assert red(judge(loads=loads), "WGT001").verdict is Verdict.INVALID
+
+
+def test_a_load_that_raised():
+    finding = red(judge(**with_drafter(error="KeyError: 'layers.0.q'")), "WGT002")
+    assert finding.verdict is Verdict.FAIL
+    assert "layers.0.q" in finding.actual
+
+
+def test_a_load_that_could_not_be_followed():
+    assert red(judge(**with_drafter(tapped=False)), "WGT006").verdict is Verdict.INVALID
+
+
+def test_no_headers():
+    keys = [dataclasses.replace(key("fc.weight"), in_files=False)]
+    assert red(judge(**with_drafter(keys=keys)), "WGT006").verdict is Verdict.INVALID
+
+
+def test_no_parameters():
+    assert red(judge(**with_drafter([])), "WGT004").verdict is Verdict.INVALID
+
+
+def test_a_config_key_that_matters_and_is_never_read():
+    path = "eagle_config.eagle_aux_hidden_state_layer_ids"
+    finding = red(judge(config=(config("hidden_size"), config(path, [1, 3, 6], read=False))), "WGT005")
+    assert finding.verdict is Verdict.FAIL
+    assert path in finding.actual
+
+
+def test_a_harmless_value_may_go_unread():
+    assert judge(config=(config("a"), config("norm_before_residual", False, read=False))).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("keys", [(), (config("hidden_size", read=False),)])
+def test_config_hook_saw_nothing(keys):
+    assert red(judge(config=keys), "WGT005").verdict is Verdict.INVALID
+
+
+def test_exceptions_are_for_one_engine():
+    assert not weights.load_exceptions("sglang", "0.5.23").rows
+
+
+def test_a_row_with_a_missing_reason_is_refused(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text('[[exception]]\nengine = "vllm"\nversions = ""\nrole = "any"\nwhat = "key"\npattern = "*"\n')
+    with pytest.raises(UsageError, match="exception 1"):
+        weights.load_exceptions("vllm", "0.32.0", path)
+
+
+def test_serving_is_needed_for_sharing_only():
+    assert judge(servings=()).verdict is Verdict.PASS
+    assert judge(servings=(serving([]),)).verdict is Verdict.PASS

@@ -1,0 +1,139 @@
+"""An engine in a hundred lines with exact accounting, so that every fault can be put in by hand and must be seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import zlib
+from typing import ClassVar
+
+from harness.errors import EvidenceError
+from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit
+
+VOCABULARY = 997
+
+
+def prompts(n: int, *, ignore_eos: bool = True) -> list[Prompt]:
+    """Return `n` prompts named p00, p01, ..."""
+    return [Prompt(f"p{i:02}", token_ids=(i + 1, 2 * i + 3, 7), ignore_eos=ignore_eos) for i in range(n)]
+
+
+class VirtualClock:
+    """Seconds that pass only when an engine says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        with self._lock:
+            self.now += seconds
+
+
+@dataclasses.dataclass
+class Engine:
+    """A target whose next token is a hash of the last three, and a drafter right with probability `rate(prompt)`.
+
+    `k` = 0 is plain decoding. `ties` is the share of contexts with a near-tie, `gap` its width in logits; with `rounds`
+    the engine takes the second token there, as one whose kernels round differently would.
+    """
+
+    k: int = 4
+    rate: float | dict[str, float] = 1.0
+    seed: int = 0
+    ties: float = 0.0
+    gap: float = 0.125
+    rounds: bool = False
+    step_s: float = 0.01
+    clock: VirtualClock | None = None
+    noise: float = 0.0
+    label: str = "simulated"
+    eos: int | None = None
+    fixed: ClassVar[int | None] = None
+    totals: list[int] = dataclasses.field(default_factory=lambda: [0, 0, 0])
+    positions: list[int] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.positions = [0] * self.k
+        self._lock = threading.Lock()
+        self._noise = random.Random(self.seed)
+
+    @property
+    def speculative(self) -> bool:
+        return self.k > 0
+
+    def logits(self, context: list[int]) -> list[TokenLogit]:
+        digest = zlib.crc32(repr(context[-3:]).encode())
+        best = digest % VOCABULARY
+        tie = (digest >> 12) % 1000 < self.ties * 1000
+        second = 20.0 - (self.gap if tie else 5.0)
+        return [
+            TokenLogit(best, 20.0),
+            TokenLogit((best + 1) % VOCABULARY, second),
+            TokenLogit((best + 2) % VOCABULARY, 3),
+        ]
+
+    def next_token(self, context: list[int]) -> int:
+        first, second, _ = self.logits(context)
+        return second.token_id if self.rounds and first.logit - second.logit < self.gap + 1e-6 else first.token_id
+
+    def accepted_in_step(self, prompt: Prompt, rng: random.Random) -> int:
+        if self.fixed is not None:
+            return self.fixed
+        rate = self.rate[prompt.name] if isinstance(self.rate, dict) else self.rate
+        return next((i for i in range(self.k) if rng.random() >= rate), self.k)
+
+    def generate(self, prompt: Prompt, max_tokens: int) -> Generation:
+        rng = random.Random(f"{self.seed} {prompt.name} {len(prompt.token_ids or ())}")
+        context = list(prompt.token_ids or (len(prompt.name),))
+        start = len(context)
+        seconds = self.step_s
+        context.append(self.next_token(context))
+        while len(context) - start < max_tokens and not self._ended(prompt, context[start:]):
+            accepted = self.accepted_in_step(prompt, rng)
+            self.count(accepted)
+            for _ in range(accepted + 1):
+                context.append(self.next_token(context))
+            seconds += self.step_s
+        output = self._cut(prompt, context[start:])[:max_tokens]
+        seconds *= 1.0 + self.noise * self._noise.uniform(-1, 1)
+        if self.clock:
+            self.clock.advance(seconds)
+        return Generation(tuple(output), seconds, "length" if len(output) == max_tokens else "stop", start)
+
+    def _ended(self, prompt: Prompt, output: list[int]) -> bool:
+        return not prompt.ignore_eos and self.eos is not None and any(token % self.eos == 0 for token in output)
+
+    def _cut(self, prompt: Prompt, output: list[int]) -> list[int]:
+        if not self._ended(prompt, output):
+            return output
+        return output[: next(i for i, token in enumerate(output) if token % self.eos == 0) + 1]
+
+    def count(self, accepted: int) -> None:
+        if not self.k:
+            return
+        with self._lock:
+            self.totals[0] += 1
+            self.totals[1] += self.k
+            self.totals[2] += accepted
+            for position in range(accepted):
+                self.positions[position] += 1
+
+    def counters(self) -> Counters:
+        if not self.k:
+            raise EvidenceError("no metric named spec_decode_num_drafts")
+        with self._lock:
+            return Counters(*self.totals, tuple(self.positions), source="simulated counters", at=0.0)
+
+    def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:
+        return self.logits(list(prompt_token_ids))[:top]
+
+
+def realistic_rates(n: int, seed: int, mean: float = 0.6, concentration: float = 6.0) -> dict[str, float]:
+    """Return acceptance rates per prompt that vary as real ones do: Beta with the given mean."""
+    rng = random.Random(seed)
+    return {prompt.name: rng.betavariate(mean * concentration, (1 - mean) * concentration) for prompt in prompts(n)}

@@ -1,0 +1,212 @@
+"""The pytest plugin, as its users meet it: selection, exit statuses, the record, and nothing that looks green unseen."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+CONFTEST = """
+import types
+import pytest
+pytest_plugins = ["fixtures.plugin"]
+
+@pytest.fixture(scope="session")
+def case(request):
+    key = request.param
+    yield types.SimpleNamespace(
+        id=key.id, pair=key.pair, runner=key.runner,
+        adapter=types.SimpleNamespace(name="vllm"), identity=types.SimpleNamespace(version="0.32.0"),
+    )
+"""
+
+HEADER = """
+import pytest
+from harness.errors import EvidenceError, ServerError
+from harness.gate.verdict import Finding, Judgement, Verdict
+
+def give(judge, verdict, suite, code="XYZ001"):
+    judge(Judgement(suite, (Finding(code, Verdict[verdict], "a summary", cause="a cause", remedy="a remedy"),)))
+"""
+
+
+class Project:
+    def __init__(self, folder: Path):
+        self.folder = folder
+        (folder / "conftest.py").write_text(CONFTEST)
+        (folder / "pytest.ini").write_text("[pytest]\n")
+
+    def suite(self, name: str, body: str) -> None:
+        lines = "\n".join(f"    {line}" for line in body.splitlines())
+        path = self.folder / f"test_{name}.py"
+        path.write_text(f"{HEADER}\npytestmark = pytest.mark.suite({name!r})\n\ndef test_{name}(case, judge):\n{lines}\n")
+
+    def run(self, *arguments: str, pairs=("small",)):
+        named = [word for pair in pairs for word in ("--pair", pair)]
+        env = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--runner", "v1", *named, *arguments],
+            cwd=self.folder, env=env, capture_output=True, text=True, check=False, timeout=120,
+        )
+
+    def record(self):
+        (path,) = (self.folder / "runs").glob("*/record.json")
+        return json.loads(path.read_text())
+
+
+@pytest.fixture
+def project(tmp_path):
+    return Project(tmp_path)
+
+
+def test_a_pass(project):
+    project.suite("weights", "give(judge, 'PASS', 'weights')")
+    done = project.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = project.record()
+    assert record["schema"] == 1
+    assert record["complete"] is True
+    assert record["verdict"] == "PASS"
+    assert record["asked"] == ["small-vllm-v1"]
+    (judgement,) = record["cases"][0]["judgements"]
+    assert judgement["findings"][0]["code"] == "XYZ001"
+    assert "small-vllm-v1" in done.stdout
+    assert "record.json" in done.stdout
+    (junit,) = project.folder.glob("runs/*/junit.xml")
+    assert "verdict" in junit.read_text()
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("FAIL", 1), ("INCONCLUSIVE", 3), ("INVALID", 3)])
+def test_exit_status(project, verdict, status):
+    project.suite("weights", f"give(judge, {verdict!r}, 'weights')")
+    done = project.run()
+    assert done.returncode == status
+    assert project.record()["verdict"] == verdict
+    for word in (f"{verdict}: weights of small-vllm-v1", "a cause", "a remedy"):
+        assert word in done.stdout
+
+
+def test_a_failure_outweighs_missing_evidence(project):
+    project.suite("weights", "give(judge, 'INVALID', 'weights')")
+    project.suite("acceptance", "give(judge, 'FAIL', 'acceptance')")
+    assert project.run().returncode == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["pass", "pytest.skip('later')", "raise EvidenceError('no evidence')", "1 / 0", "raise ServerError('gone')"],
+)
+def test_what_did_not_look_is_invalid(project, body):
+    project.suite("weights", body)
+    done = project.run()
+    assert done.returncode == 3, done.stdout
+    (judgement,) = project.record()["cases"][0]["judgements"]
+    assert judgement["verdict"] == "INVALID"
+    assert judgement["findings"][0]["summary"]
+
+
+def test_a_server_that_does_not_start_fails_the_startup_suite(project):
+    project.suite("startup", "raise ServerError('it died', remedy='look at the log')")
+    done = project.run()
+    assert done.returncode == 1
+    assert project.record()["cases"][0]["judgements"][0]["findings"][0]["code"] == "STA004"
+    assert "look at the log" in done.stdout
+
+
+def test_a_case_that_cannot_be_made_is_invalid(project):
+    project.suite("weights", "give(judge, 'PASS', 'weights')")
+    conftest = project.folder / "conftest.py"
+    conftest.write_text(CONFTEST.replace("    yield", "    raise RuntimeError('no checkpoint')\n    yield"))
+    done = project.run()
+    assert done.returncode == 3
+    assert "no checkpoint" in project.record()["cases"][0]["judgements"][0]["findings"][0]["summary"]
+
+
+def test_nothing_that_ran_is_not_a_pass(project):
+    project.suite("weights", "give(judge, 'PASS', 'weights')")
+    done = project.run("-k", "nothing_is_named_so")
+    assert done.returncode not in (0, 1)
+    assert project.record()["verdict"] == "INVALID"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "pairs", "word"),
+    [
+        ((), (), "--pair NAME"),
+        ((), ("smal",), "did you mean 'small'"),
+        (("--target", "x"), (), "--drafter is missing"),
+        (("--target", "gone", "--drafter", "gone"), (), "no such folder"),
+        (("--runner", "v9"), ("small",), "--runner v9"),
+        (("--pairs-file", "gone.toml"), ("small",), "gone.toml"),
+    ],
+)
+def test_usage_errors_leave_nothing_behind(project, arguments, pairs, word):
+    project.suite("weights", "give(judge, 'PASS', 'weights')")
+    done = project.run(*arguments, pairs=pairs)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert word in done.stdout + done.stderr
+    assert not (project.folder / "runs").exists()
+
+
+def test_collect_only(project):
+    project.suite("weights", "give(judge, 'PASS', 'weights')")
+    done = project.run("--co", "-q")
+    assert done.returncode == 0
+    assert "test_weights[small-vllm-v1]" in done.stdout
+    assert not (project.folder / "runs").exists()
+
+
+def test_order_is_by_case_then_suite_and_x_stops(project):
+    for suite in ("acceptance", "startup", "weights"):
+        project.suite(suite, f"give(judge, {'FAIL' if suite == 'weights' else 'PASS'!r}, {suite!r})")
+    done = project.run("-v", "-x", pairs=("small", "small-wrong"))
+    assert done.returncode == 1
+    ran = [line.split("::")[1].split()[0] for line in done.stdout.splitlines() if "::" in line and "%" in line]
+    assert ran == ["test_startup[small-vllm-v1]", "test_weights[small-vllm-v1]"]
+
+
+def test_throughput_is_not_asked_of_a_pair_that_promises_none(project):
+    project.suite("throughput", "give(judge, 'PASS', 'throughput')")
+    project.suite("weights", "give(judge, 'PASS', 'weights')")
+    done = project.run()
+    assert done.returncode == 0
+    assert "1 deselected" in done.stdout
+
+
+def test_selection_by_keyword_and_workers(project):
+    for suite in ("startup", "weights", "acceptance"):
+        project.suite(suite, f"import os; (open(case.id + '.pid', 'a').write(f'{{os.getpid()}}\\n')); give(judge, 'PASS', {suite!r})")
+    done = project.run("-n", "2", pairs=("small", "small-wrong"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for case in ("small-vllm-v1", "small-wrong-vllm-v1"):
+        pids = (project.folder / f"{case}.pid").read_text().split()
+        assert len(pids) == 3
+        assert len(set(pids)) == 1, "a case's suites must share one worker, or its servers start twice"
+    assert len(project.record()["cases"]) == 2
+
+
+def test_a_killed_run_keeps_what_it_had(project):
+    project.suite("startup", "give(judge, 'PASS', 'startup')")
+    project.suite("weights", "import os; os._exit(9)")
+    assert project.run().returncode == 9
+    record = project.record()
+    assert record["complete"] is False
+    assert [item["suite"] for item in record["cases"][0]["judgements"]] == ["startup"]
+
+
+def test_an_interrupted_run_is_incomplete(project):
+    project.suite("startup", "give(judge, 'PASS', 'startup')")
+    project.suite("weights", "raise KeyboardInterrupt")
+    assert project.run().returncode == 2
+    assert project.record()["complete"] is False
+
+
+def test_other_test_runs_are_left_alone(project):
+    (project.folder / "test_plain.py").write_text("def test_plain():\n    assert True\n")
+    done = project.run(pairs=())
+    assert done.returncode == 0
+    assert not (project.folder / "runs").exists()
