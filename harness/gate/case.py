@@ -56,7 +56,7 @@ def prepare(pair: Pair, cache: Path, python: Path, progress: Callable[[str], Non
         canary = build(
             SHIPPED[pair.canary], cache / "canaries" / f"{pair.canary}-{SHIPPED[pair.canary].fingerprint[:12]}"
         )
-        target, drafter, oracle = canary.target, canary.drafter, canary.oracle
+        target, drafter, oracle = canary.target, pair.drafter or canary.drafter, canary.oracle
     elif pair.rebuild is not None:
         from harness.pairs.real import ensure_target  # noqa: PLC0415 -- only real pairs need it
 

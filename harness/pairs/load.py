@@ -171,9 +171,12 @@ def _pair(name: str, source: str, base: Path, data: Any) -> Pair:
     paths = {key: _folder(table, base, key) for key in ("target", "drafter", "rebuild")}
     canary = table.get("canary", str)
     ways = [key for key in ("canary", "rebuild", "target") if key in table.data]
-    if len(ways) != 1 or (paths["target"] is None) != (paths["drafter"] is None):
+    alone = {"canary": True, "rebuild": paths["drafter"] is None, "target": paths["drafter"] is not None}
+    if len(ways) != 1 or not alone[ways[0]]:
         raise table.error(
-            "", "must say where its checkpoints are, in one way", "canary, or rebuild, or target and drafter"
+            "",
+            "must say where its checkpoints are, in one way",
+            "canary (and a drafter of your own in place of the built one, if you like), or rebuild, or target and drafter",
         )
     if canary is not None:
         _check_canary(table, canary)

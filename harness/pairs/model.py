@@ -64,7 +64,8 @@ class Pair:
     """A target and a drafter, ready to be judged. `source` is the file (or command line) that defines it.
 
     Exactly one of `canary`, `rebuild` and `target` + `drafter` says where the checkpoints come from: a canary that is
-    built here, a shipped drafter whose target is rebuilt from a package, or two folders.
+    built here, a shipped drafter whose target is rebuilt from a package, or two folders. A canary may come with a
+    `drafter` of its own in place of the built one (another dialect, say); the oracle still judges it.
     """
 
     name: str

@@ -244,6 +244,10 @@ def _serving(record: dict[str, Any]) -> Serving:
 _RENAMED = (("torch_dtype", "dtype"), ("rope_scaling", "rope_parameters"), ("rope_theta", "rope_parameters.rope_theta"))
 """Keys that transformers (5.x, configuration_utils.py, modeling_rope_utils.py) stores under another name."""
 
+_TRANSLATORS = ("vllm.transformers_utils.configs.",)
+"""Modules that build a config object out of the file's dict. Their reading of a key that they hand on under the same
+name is copying: whether the engine honours it shows in the reads of the attribute."""
+
 
 def _names(path: str, top: set[str]) -> set[str]:
     """Return the paths under which a key of the file can be read.
@@ -277,13 +281,16 @@ def _config(folder: Path, files: list[dict[str, Any]]) -> tuple[tuple[ConfigKey,
             seen.update(row["seen"])
         else:
             missing.setdefault(row["path"], set()).update(row["readers"])
+    attributes = {name for record in records for name in record["attributes"]}
     top = {leaf["path"].partition(".")[0] for leaf in leaves}
     keys = []
     for leaf in leaves:
         hits = [reads[name] for name in _names(leaf["path"], top) if name in reads]
         who = tuple(sorted(set().union(*(hit[0] for hit in hits))))
         what = tuple(sorted(set().union(*(hit[1] for hit in hits))))
-        keys.append(ConfigKey(leaf["path"], leaf["value"], bool(who), who, what))
+        handed_on = leaf["path"].rpartition(".")[2] in attributes
+        honoured = any(not (handed_on and reader.startswith(_TRANSLATORS)) for reader in who)
+        keys.append(ConfigKey(leaf["path"], leaf["value"], honoured, who, what))
     absent = tuple(
         Absent(path, tuple(sorted(readers))) for path, readers in sorted(missing.items()) if path not in reads
     )

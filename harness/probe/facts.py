@@ -240,7 +240,8 @@ class Serving:
 class ConfigKey:
     """One leaf of the drafter's config.json, by dotted path. `value` is the file's; `seen` what the engine's code got.
 
-    `read` is true if code outside the config library read it in any process; `readers` are the modules that did.
+    `read` is true if the engine's code read it in any process, other than to copy it from one config into another;
+    `readers` are the modules that read it, copying ones included.
     """
 
     path: str

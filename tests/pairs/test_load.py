@@ -113,6 +113,11 @@ def test_refusals(folders, text, names):
         assert name in message
 
 
+def test_a_canary_with_a_drafter_of_its_own(folders):
+    pair = pairs.read_file(write(folders, '[pairs.mine]\ncanary = "small"\ndrafter = "drafter"\n'))["mine"]
+    assert (pair.canary, pair.drafter) == ("small", folders / "drafter")
+
+
 def test_a_drafter_for_another_vocabulary(folders):
     (folders / "drafter" / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 999}))
     with pytest.raises(PairError, match="vocabulary of 999"):

@@ -49,7 +49,9 @@ class Folder:
                 projection={"module": "fc", "in_features": 6, "out_features": 2, "found_by": "key"},
                 proposals=[proposal] * 3, dummy_proposals=1, shared=[["e", "e"]], unobserved=[], complete=True,
             )  # fmt: skip
-            self.put(f"config-{pid}", "config", pid, file=[{"path": "hidden_size", "value": 2}], reads=[])
+            self.put(
+                f"config-{pid}", "config", pid, file=[{"path": "hidden_size", "value": 2}], attributes=[], reads=[]
+            )
 
     def put(self, name, stage, pid, **body):
         head = {"format": 1, "stage": stage, "pid": pid, "engine": "vllm", "engine_version": "0.32.0"}
@@ -208,7 +210,7 @@ def test_config_reads_are_united_over_processes_and_names(folder):
         )
     ]  # fmt: skip
     folder.put("process-11", "process", 11, argv=[], attached=[], faults=[])
-    folder.put("config-11", "config", 11, file=[], reads=[])
+    folder.put("config-11", "config", 11, file=[], attributes=[], reads=[])
 
     def row(path, reader, *, there=True):
         return {"path": path, "readers": [reader], "seen": ["1"] if there else [], "there": there}
@@ -223,6 +225,22 @@ def test_config_reads_are_united_over_processes_and_names(folder):
     read_paths = {key.path for key in found.config if key.read}
     assert read_paths == {"hidden_size", "rope_theta", "torch_dtype", "transformer_layer_config.head_dim"}
     assert [absent.path for absent in found.absent] == ["eagle_config.other", "fc_norm"]
+
+
+def test_a_key_that_is_only_copied_into_the_config_object_is_not_read(folder):
+    config = folder.files["config-10"]
+    config["file"] = [{"path": path, "value": True} for path in ("norm_output", "fc_norm", "speculators_model_type")]
+    config["attributes"] = ["norm_output", "fc_norm"]
+    config["reads"] = [
+        {"path": path, "readers": [reader], "seen": ["True"], "there": True}
+        for path, reader in (
+            ("norm_output", "vllm.transformers_utils.configs.speculators.algos"),
+            ("fc_norm", "vllm.model_executor.models.llama_eagle3"),
+            ("speculators_model_type", "vllm.transformers_utils.configs.speculators.base"),
+        )
+    ]
+    found = read(folder.write())
+    assert [key.path for key in found.config if not key.read] == ["norm_output"]
 
 
 def test_the_environment_is_for_a_fresh_folder_only(tmp_path):

@@ -272,4 +272,6 @@ class ConfigReads:
                 row["seen"] = sorted({*row["seen"], *seen})
                 row["there"] = row["there"] or there
             leaves = [{"path": path, "value": value} for path, value in flatten(self._file)]
-            self._journal.write("config", {"file": leaves, "reads": list(reads.values())})
+            held = {name for config in self._watched.values() if id(config) in self._mine for name in vars(config)}
+            body = {"file": leaves, "attributes": sorted(held), "reads": list(reads.values())}
+            self._journal.write("config", body)
