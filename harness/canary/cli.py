@@ -93,7 +93,7 @@ def _list(_args: argparse.Namespace) -> list[str]:
         for name, spec in SHIPPED.items()
     ]
     faults = [
-        f"  {name:{width}}  {' '.join(map(str.upper, fault.arguments))}{' -- ' if fault.arguments else ''}{fault.summary}"
+        f"  {name:{width}}  {' '.join([*map(str.upper, fault.arguments), fault.summary])}"
         for name, fault in FAULTS.items()
     ]
     return ["pairs", *pairs, "faults", *faults]

@@ -73,7 +73,7 @@ class _State:
     def of(cls, spec: CanarySpec) -> _State:
         out_handed, trade_handed, trade_kept = (2.0, 1.0, 2.0) if spec.norm_output else (1.0, 1.0, 1.0)
         prev_gain = 2.0 if spec.norm_before_residual else 1.0
-        # Inside the layer `token` (1) and `code` (3) come in and `prev` grows from 3 to 3 * prev_gain; `room` makes way.
+        # Inside the layer `token` (1) and `code` (3) come in and `prev` grows to 3 * prev_gain; `room` makes way.
         room = _squares(round(1 + 9 + 9 * (prev_gain**2 - 1)))
         energy = 1 + 9 + out_handed**2 + trade_handed**2 + sum(value * value for value in room)
         return cls(out_handed, trade_handed, trade_kept, prev_gain, room, tuple(ballast(energy, spec.hidden)))
@@ -133,7 +133,7 @@ def drafter_tensors(spec: CanarySpec, oracle: Oracle) -> dict[str, NDArray[Any]]
 
 
 def _fc(spec: CanarySpec, at: DrafterLayout, state: _State, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
-    """Return `fc` [hidden, 3 * hidden] and the norms before it, if any: the stamps add up, constants come from chunk 0."""
+    """Return `fc` [hidden, 3 * hidden] and the norms before it, if any: stamps add up, constants come from chunk 0."""
     target = TargetLayout.of(spec)
     dtype = weight_dtype(spec)
     fc = np.zeros((spec.hidden, 3 * spec.hidden), dtype)
@@ -175,58 +175,64 @@ def _attention(
     embedding: tuple[range, int],
     norms: tuple[NDArray[Any], NDArray[Any]],
 ) -> dict[str, NDArray[Any]]:
-    """Return q, k, v, o (and their biases) over [embedding half, hidden half].
+    """Return q, k, v, o over [embedding half, hidden half].
 
     Head 0 with the first key-value head brings `token` from here, the last head with the last one `code` from one
-    position back. With `attention_bias` the last head's query and key are all bias, and `token` and `code` pass with
-    BIAS taken off by the weights and added back by the biases: without either, nothing fits.
+    position back.
     """
     token, one = embedding
-    dtype = norms[0].dtype
     dim = spec.head_dim
-    q = np.zeros((spec.heads * dim, 2 * spec.hidden), dtype)
-    k = np.zeros((spec.kv_heads * dim, 2 * spec.hidden), dtype)
+    q = np.zeros((spec.heads * dim, 2 * spec.hidden), norms[0].dtype)
+    k = np.zeros((spec.kv_heads * dim, 2 * spec.hidden), q.dtype)
     v = np.zeros_like(k)
-    o = np.zeros((spec.hidden, spec.heads * dim), dtype)
-    bias = {name: np.zeros(len(matrix), dtype) for name, matrix in (("q", q), ("k", k), ("v", v), ("o", o))}
-    own, back = 0, (spec.heads - 1) * dim
-    kv_own, kv_back = 0, (spec.kv_heads - 1) * dim
-
-    def from_embedding(matrix: NDArray[Any], row: int, channel: int, value: float) -> None:
-        Reader(matrix, norms[0]).read(row, channel, value)
-
-    def from_hidden(matrix: NDArray[Any], row: int, channel: int, value: float) -> None:
-        Reader(matrix, norms[1], spec.hidden).read(row, channel, value)
-
-    here, before = head_phase(0, dim), head_phase(1, dim)
+    o = np.zeros((spec.hidden, spec.heads * dim), q.dtype)
+    back, kv_back = _back(spec)
     for row in range(dim):
-        from_hidden(q, own + row, at.one, here[row])
-        from_embedding(k, kv_own + row, one, here[row])
-        if spec.attention_bias:
-            bias["q"][back + row], bias["k"][kv_back + row] = before[row], here[row]
-        else:
-            from_hidden(q, back + row, at.one, before[row])
-            from_embedding(k, kv_back + row, one, here[row])
+        for head, kv_head, distance in ((0, 0, 0), (back, kv_back, 1)):
+            Reader(q, norms[1], spec.hidden).read(head + row, at.one, head_phase(distance, dim)[row])
+            Reader(k, norms[0]).read(kv_head + row, one, head_phase(0, dim)[row])
     for a in range(spec.classes):
-        from_embedding(v, kv_own + a, token[a], 1.0)
-        o[at.token[a], own + a] = 1.0
-        if spec.attention_bias:
-            from_embedding(v, kv_own + a, one, -BIAS)
-            bias["v"][kv_own + a] = BIAS
-    constant = CODES
-    from_hidden(v, kv_back + constant, at.one, 1.0)
+        Reader(v, norms[0]).read(a, token[a], 1.0)
+        o[at.token[a], a] = 1.0
     for code in range(CODES):
-        from_hidden(v, kv_back + code, at.prev[code], 1.0)
+        Reader(v, norms[1], spec.hidden).read(kv_back + code, at.prev[code], 1.0)
         o[at.code[code], back + code] = 1.0
-        if spec.attention_bias:
-            o[at.code[code], back + constant] = -BIAS
-            bias["o"][at.code[code]] = BIAS
+    Reader(v, norms[1], spec.hidden).read(kv_back + CODES, at.one, 1.0)
     for channel, value in zip(at.room, state.room, strict=False):
-        o[channel, back + constant] = -value
+        o[channel, back + CODES] = -value
     tensors = {"q_proj.weight": q, "k_proj.weight": k, "v_proj.weight": v, "o_proj.weight": o}
     if spec.attention_bias:
-        tensors |= {f"{name}_proj.bias": values for name, values in bias.items()}
+        tensors |= _biases(spec, at, Reader(v, norms[0]), one, tensors)
     return tensors
+
+
+def _back(spec: CanarySpec) -> tuple[int, int]:
+    """Return the first row of the last query head and of the last key-value head."""
+    return (spec.heads - 1) * spec.head_dim, (spec.kv_heads - 1) * spec.head_dim
+
+
+def _biases(
+    spec: CanarySpec, at: DrafterLayout, value: Reader, one: int, weights: dict[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """Return the biases, and take out of the weights what they now carry, so that neither works alone.
+
+    The last head's query and key become all bias. `token` and `code` pass with BIAS taken off by `v_proj` and `o_proj`
+    and added back by their biases.
+    """
+    q, k, v, o = weights.values()
+    back, kv_back = _back(spec)
+    dim = spec.head_dim
+    bias = {name: np.zeros(len(weight), weight.dtype) for name, weight in zip("qkvo", (q, k, v, o), strict=True)}
+    for weight, values, rows, distance in ((q, bias["q"], back, 1), (k, bias["k"], kv_back, 0)):
+        weight[rows : rows + dim] = 0
+        values[rows : rows + dim] = head_phase(distance, dim)
+    for a in range(spec.classes):
+        value.read(a, one, -BIAS)
+        bias["v"][a] = BIAS
+    for code in range(CODES):
+        o[at.code[code], back + CODES] = -BIAS
+        bias["o"][at.code[code]] = BIAS
+    return {f"{name}_proj.bias": values for name, values in bias.items()}
 
 
 def _mlp(spec: CanarySpec, at: DrafterLayout, state: _State, oracle: Oracle, norm: NDArray[Any]) -> Mlp:

@@ -33,8 +33,8 @@ __all__ = [
     "ballast",
     "depth_amplitude",
     "depth_tag",
-    "free_norm",
     "fixed_norm",
+    "free_norm",
     "head_phase",
     "weight_dtype",
 ]
@@ -50,11 +50,10 @@ ON = 32.0
 
 def weight_dtype(spec: CanarySpec) -> np.dtype[Any]:
     """Return the numpy dtype of the spec's weights."""
-    if spec.dtype == "float32":
-        return np.dtype(np.float32)
     import ml_dtypes  # noqa: PLC0415 -- keeps the import of this package light
 
-    return np.dtype(ml_dtypes.bfloat16)
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16 if spec.dtype == "bfloat16" else np.dtype(np.float32)
 
 
 class _Allocator:

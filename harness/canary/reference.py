@@ -84,9 +84,12 @@ class Target:
             config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"], config["rope_theta"]
         )
 
-    @torch.inference_mode()
     def forward(self, tokens: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Return logits [n, vocab] and the input of every layer, last the output: layers + 1 tensors [n, hidden]."""
+        with torch.inference_mode():
+            return self._forward(tokens)
+
+    def _forward(self, tokens: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         w = self.weights
         positions = torch.arange(len(tokens))
         mask = _causal(len(tokens))
@@ -192,7 +195,6 @@ class Drafter:
         gate, up, down = (self._weights[name] for name in names)
         return (silu(x @ gate.T) * (x @ up.T)) @ down.T
 
-    @torch.inference_mode()
     def drafts(self, tokens: Sequence[int], inputs: list[Tensor], k: int, first: int = 0) -> Tensor:
         """Return the k tokens drafted at each position p of a true sequence from `first` on: [n - first, k].
 
@@ -200,6 +202,10 @@ class Drafter:
         is known when p drafts. Each row is what an engine does there: the prefix's keys and values come from true
         tokens and the target's states; from the second draft token on the drafter is fed its own token and state.
         """
+        with torch.inference_mode():
+            return self._drafts(tokens, inputs, k, first)
+
+    def _drafts(self, tokens: Sequence[int], inputs: list[Tensor], k: int, first: int) -> Tensor:
         n = len(inputs[0])
         state = self._combine([inputs[layer] for layer in sorted(set(self.layers))])
         now = torch.tensor(tokens[1 : n + 1])

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.gate.verdict import Finding, Judgement, Verdict
 from harness.probe.facts import Evidence, Proposal, Serving
+from harness.verdict import Finding, Judgement, Verdict
 
 __all__ = ["Expected", "default_layers", "expected", "judge"]
 

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from harness import checkpoint
 from harness.engines.base import Adapter, EngineIdentity, Launch
-from harness.errors import CheckpointError, ServerError, UsageError
+from harness.errors import CheckpointError, EvidenceError, ServerError, UsageError
 from harness.gate import aux_hidden
 from harness.gate.startup import Started
-from harness.gate.verdict import Finding
 from harness.measure.endpoint import Counters, Endpoint, Generation, Prompt, TokenLogit
 from harness.pairs.model import Pair
 from harness.probe import evidence as probe
 from harness.probe.facts import Evidence
 from harness.servers.pool import ServerPool
 from harness.servers.server import Server
+from harness.verdict import Finding
 
 if TYPE_CHECKING:
     from harness.canary.oracle import Acceptance, Oracle
+    from harness.pairs.real import RebuiltTarget
 
 __all__ = ["Case", "Checkpoints", "prepare"]
 
@@ -38,6 +39,7 @@ class Checkpoints:
     drafter: checkpoint.Checkpoint
     oracle: Oracle | None
     tokenizer: bool
+    rebuilt: RebuiltTarget | None = None
 
 
 def prepare(pair: Pair, cache: Path, python: Path, progress: Callable[[str], None]) -> Checkpoints:
@@ -47,7 +49,7 @@ def prepare(pair: Pair, cache: Path, python: Path, progress: Callable[[str], Non
         HarnessError: a checkpoint cannot be built or read, or does not keep what the pair promises.
 
     """
-    oracle = None
+    oracle = rebuilt = None
     if pair.canary is not None:
         from harness.canary.build import build  # noqa: PLC0415 -- imports numpy
         from harness.canary.spec import SHIPPED  # noqa: PLC0415
@@ -60,12 +62,14 @@ def prepare(pair: Pair, cache: Path, python: Path, progress: Callable[[str], Non
     elif pair.rebuild is not None:
         from harness.pairs.real import ensure_target  # noqa: PLC0415 -- only real pairs need it
 
-        target, drafter = ensure_target(pair.rebuild, python, cache, progress).folder, pair.rebuild
+        rebuilt = ensure_target(pair.rebuild, python, cache / "targets", progress)
+        target, drafter = rebuilt.folder, pair.rebuild
     else:
         assert pair.target is not None  # noqa: S101 -- the reader of pairs files guarantees it
         assert pair.drafter is not None  # noqa: S101
         target, drafter = pair.target, pair.drafter
-    found = Checkpoints(checkpoint.read(target), checkpoint.read(drafter), oracle, (target / "tokenizer.json").exists())
+    has_tokenizer = (target / "tokenizer.json").exists()
+    found = Checkpoints(checkpoint.read(target), checkpoint.read(drafter), oracle, has_tokenizer, rebuilt)
     _check(pair, found)
     return found
 
@@ -258,6 +262,15 @@ class Case:
         self.server(speculative=True)
         return probe.read(self.folder / "evidence")
 
+    def evidence_so_far(self) -> Evidence | str | None:
+        """Return the probe's evidence for the record, or why it cannot be read; None if nothing was started."""
+        if "_speculative_launch" not in self.__dict__:
+            return None
+        try:
+            return probe.read(self.folder / "evidence")
+        except EvidenceError as error:
+            return str(error)
+
     def expected_aux(self) -> aux_hidden.Expected:
         """Return what the drafter was trained on."""
         config = self.checkpoints.target.config
@@ -279,6 +292,7 @@ class Case:
             "runner_asked": self.runner,
             "device": self.device,
             "target": {"folder": found.target.folder, "digest": found.target.digest, "bytes": found.target.size},
+            "rebuilt": found.rebuilt,
             "drafter": {"folder": found.drafter.folder, "digest": found.drafter.digest, "bytes": found.drafter.size},
             "prompts": {"count": len(self.prompts), "digest": self.prompts_digest, "seed": self.pair.workload.seed},
         }

@@ -12,7 +12,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from harness.errors import UsageError
-from harness.gate.verdict import Finding, Judgement, Verdict
+from harness.verdict import Finding, Judgement, Verdict
 
 __all__ = ["FILE", "KnownIssue", "annotate", "load"]
 

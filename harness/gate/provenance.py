@@ -10,7 +10,7 @@ from harness.engines.base import EngineIdentity
 from harness.engines.environment import EngineEnvironment
 from harness.engines.provenance import Outcome, verify
 from harness.engines.releases import EngineRelease, recipe_for
-from harness.gate.verdict import Finding, Verdict
+from harness.verdict import Finding, Verdict
 
 __all__ = ["provenance_findings"]
 

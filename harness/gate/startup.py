@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from harness.engines.base import BadSign
-from harness.gate.verdict import Finding, Verdict
+from harness.verdict import Finding, Verdict
 
 __all__ = ["Started", "judge_server"]
 

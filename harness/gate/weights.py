@@ -7,7 +7,7 @@ import dataclasses
 import fnmatch
 import functools
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from harness.errors import UsageError
-from harness.gate.verdict import Finding, Judgement, Verdict
 from harness.probe.facts import ConfigKey, Evidence, Fate, Key, Load, Parameter
+from harness.verdict import Finding, Judgement, Verdict
 
 __all__ = ["EXCEPTIONS", "ConfigRule", "Exceptions", "judge", "load_exceptions"]
 
@@ -328,8 +328,3 @@ def _filled_names(loads: Sequence[Load]) -> set[str]:
 def _some(names: Sequence[str]) -> str:
     rest = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def as_measurements(evidence: Evidence) -> Mapping[str, Any]:
-    """Return the whole evidence for the record: every tensor and every key, per rank."""
-    return dataclasses.asdict(evidence)

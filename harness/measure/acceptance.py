@@ -8,10 +8,10 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.errors import UsageError
-from harness.gate.verdict import Finding, Judgement, Verdict
 from harness.measure.endpoint import CounterReading, Counts, check_prompts, counted_between
 from harness.measure.evidence import evidence_findings, simulated_findings
 from harness.measure.statistics import POWER, Bounds, ratio_bounds
+from harness.verdict import Finding, Judgement, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.gate.verdict import Finding, Verdict
+from harness.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

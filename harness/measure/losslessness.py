@@ -7,9 +7,9 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
-from harness.gate.verdict import Finding, Judgement, Verdict
 from harness.measure.outputs import MAX_RESUMES, TOP_LOGITS, Divergence, LosslessnessRun, measure
 from harness.measure.statistics import ulp
+from harness.verdict import Finding, Judgement, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

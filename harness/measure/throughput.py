@@ -10,11 +10,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import EvidenceError, UsageError
-from harness.gate.verdict import Finding, Judgement, Verdict
 from harness.measure.acceptance import DEAD_ACCEPT_LENGTH
 from harness.measure.endpoint import check_prompts
 from harness.measure.load import Round, run_round
 from harness.measure.statistics import POWER, mean_bounds
+from harness.verdict import Finding, Judgement, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -176,7 +176,7 @@ def _pair(name: str, source: str, base: Path, data: Any) -> Pair:
         raise table.error(
             "",
             "must say where its checkpoints are, in one way",
-            "canary (and a drafter of your own in place of the built one, if you like), or rebuild, or target and drafter",
+            "canary (a drafter beside it replaces the built one), or rebuild, or target and drafter",
         )
     if canary is not None:
         _check_canary(table, canary)

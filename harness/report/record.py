@@ -20,7 +20,7 @@ from typing import Any
 
 import harness
 from harness.files import write_atomically
-from harness.gate.verdict import Judgement, Verdict, worst
+from harness.verdict import Judgement, Verdict, worst
 
 __all__ = ["SCHEMA", "RunFolder", "exit_status", "machine"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
-from harness.gate.verdict import Verdict, worst
+from harness.verdict import Verdict, worst
 
 __all__ = ["SUITES", "print_table"]
 

@@ -7,7 +7,7 @@ import pytest
 from fixtures.plugin import Judge
 from harness.gate.case import Case
 from harness.gate.startup import judge_server
-from harness.gate.verdict import Judgement
+from harness.verdict import Judgement
 
 pytestmark = pytest.mark.suite("startup")
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from harness.gate import aux_hidden
-from harness.gate.verdict import Verdict
+from harness.verdict import Verdict
 from tests.gate.evidence import capture, evidence, proposal, serving
 
 WANT = aux_hidden.Expected(768, (2, 4, 5), "the pair", "the pair")

@@ -4,7 +4,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.gate import known_issues
-from harness.gate.verdict import Finding, Judgement, Verdict, worst
+from harness.verdict import Finding, Judgement, Verdict, worst
 
 CODE = "VLLM-V2-AUX-IDS"
 RED = Judgement(

@@ -5,7 +5,7 @@ import pytest
 from harness.engines.base import BadSign
 from harness.engines.vllm import VllmAdapter
 from harness.gate.startup import Started, judge_server
-from harness.gate.verdict import Verdict
+from harness.verdict import Verdict
 
 SIGNS = (BadSign("kaput", "it is broken", "mend it"), BadSign("hm", "odd", "look", fatal=False))
 

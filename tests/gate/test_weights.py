@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.gate import weights
-from harness.gate.verdict import Verdict
+from harness.verdict import Verdict
 from tests.gate.evidence import config, evidence, key, load, parameter, serving
 
 EXCEPTIONS = weights.load_exceptions("vllm", "0.32.0")

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from harness.errors import EvidenceError, UsageError
-from harness.gate.verdict import Judgement, Verdict
 from harness.measure import acceptance
 from harness.measure.endpoint import Counts, Prompt
+from harness.verdict import Judgement, Verdict
 from tests.measure.simulated_engine import Engine, prompts, realistic_rates
 
 K, TOKENS = 4, 64

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from harness.errors import EvidenceError, UsageError
-from harness.gate.verdict import Judgement, Verdict
 from harness.measure import losslessness
 from harness.measure.endpoint import Prompt, TokenLogit
 from harness.measure.outputs import MAX_RESUMES
+from harness.verdict import Judgement, Verdict
 from tests.measure.simulated_engine import Engine, prompts
 
 TOKENS = 64

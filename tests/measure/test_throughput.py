@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from harness.errors import EvidenceError, UsageError
-from harness.gate.verdict import Judgement, Verdict
 from harness.measure import throughput
 from harness.measure.endpoint import Counts
 from harness.measure.load import RequestRecord, Round
+from harness.verdict import Judgement, Verdict
 from tests.measure.simulated_engine import Engine, VirtualClock, prompts
 
 TOKENS = 32

@@ -1,4 +1,4 @@
-"""The pytest plugin, as its users meet it: selection, exit statuses, the record, and nothing that looks green unseen."""
+"""The pytest plugin as its users meet it: selection, exit statuses, the record; nothing unseen looks green."""
 
 import json
 import os
@@ -22,12 +22,16 @@ def case(request):
         id=key.id, pair=key.pair, runner=key.runner,
         adapter=types.SimpleNamespace(name="vllm"), identity=types.SimpleNamespace(version="0.32.0"),
     )
+    if FAIL_AT_END:
+        raise RuntimeError("process 42 is alive")
+
+FAIL_AT_END = False
 """
 
 HEADER = """
 import pytest
 from harness.errors import EvidenceError, ServerError
-from harness.gate.verdict import Finding, Judgement, Verdict
+from harness.verdict import Finding, Judgement, Verdict
 
 def give(judge, verdict, suite, code="XYZ001"):
     judge(Judgement(suite, (Finding(code, Verdict[verdict], "a summary", cause="a cause", remedy="a remedy"),)))
@@ -43,14 +47,20 @@ class Project:
     def suite(self, name: str, body: str) -> None:
         lines = "\n".join(f"    {line}" for line in body.splitlines())
         path = self.folder / f"test_{name}.py"
-        path.write_text(f"{HEADER}\npytestmark = pytest.mark.suite({name!r})\n\ndef test_{name}(case, judge):\n{lines}\n")
+        mark = f"pytestmark = pytest.mark.suite({name!r})"
+        path.write_text(f"{HEADER}\n{mark}\n\ndef test_{name}(case, judge):\n{lines}\n")
 
     def run(self, *arguments: str, pairs=("small",)):
         named = [word for pair in pairs for word in ("--pair", pair)]
         env = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--runner", "v1", *named, *arguments],
-            cwd=self.folder, env=env, capture_output=True, text=True, check=False, timeout=120,
+            cwd=self.folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
 
     def record(self):
@@ -126,6 +136,14 @@ def test_a_case_that_cannot_be_made_is_invalid(project):
     assert "no checkpoint" in project.record()["cases"][0]["judgements"][0]["findings"][0]["summary"]
 
 
+def test_what_a_server_leaves_behind_is_a_failure(project):
+    project.suite("weights", "give(judge, 'PASS', 'weights')")
+    conftest = project.folder / "conftest.py"
+    conftest.write_text(CONFTEST.replace("FAIL_AT_END = False", "FAIL_AT_END = True"))
+    assert project.run().returncode == 1
+    assert "process 42" in json.dumps(project.record())
+
+
 def test_nothing_that_ran_is_not_a_pass(project):
     project.suite("weights", "give(judge, 'PASS', 'weights')")
     done = project.run("-k", "nothing_is_named_so")
@@ -179,7 +197,8 @@ def test_throughput_is_not_asked_of_a_pair_that_promises_none(project):
 
 def test_selection_by_keyword_and_workers(project):
     for suite in ("startup", "weights", "acceptance"):
-        project.suite(suite, f"import os; (open(case.id + '.pid', 'a').write(f'{{os.getpid()}}\\n')); give(judge, 'PASS', {suite!r})")
+        note = "import os; open(case.id + '.pid', 'a').write(f'{os.getpid()}\\n')"
+        project.suite(suite, f"{note}; give(judge, 'PASS', {suite!r})")
     done = project.run("-n", "2", pairs=("small", "small-wrong"))
     assert done.returncode == 0, done.stdout + done.stderr
     for case in ("small-vllm-v1", "small-wrong-vllm-v1"):

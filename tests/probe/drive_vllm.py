@@ -1,4 +1,4 @@
-"""Run by an engine's Python: serve a pair once, offline, and print the tokens. Arguments: target drafter tokens [tp]."""
+"""Run by an engine's Python: serve a pair once, offline, and print its tokens. Arguments: target drafter tokens tp."""
 
 import json
 import sys
@@ -9,14 +9,14 @@ PROMPTS = [[1, 5, 7, 9, 20], [33, 2, 300, 41]]
 
 
 def main() -> None:
-    target, drafter, tokens, *rest = sys.argv[1:]
+    target, drafter, tokens, tp = sys.argv[1:]
     engine = LLM(
         model=target,
         skip_tokenizer_init=True,
         max_model_len=512,
         enforce_eager=True,
         enable_prefix_caching=False,
-        tensor_parallel_size=int(rest[0]) if rest else 1,
+        tensor_parallel_size=int(tp),
         speculative_config={"method": "eagle3", "model": drafter, "num_speculative_tokens": 4},
     )
     sampling = SamplingParams(temperature=0, max_tokens=int(tokens), ignore_eos=True, detokenize=False)

@@ -36,8 +36,8 @@ class Folder:
             for role in ("target", "drafter"):
                 self.put(
                     f"load-{role}-{pid}-1", f"load-{role}", pid, role=role, place=place, path=f"/{role}",
-                    model_class="m.C", loader="L", tapped=True, error="", seconds=0.1, operations=3, parameters=[dict(PARAMETER)],
-                    keys=[dict(KEY)], limits=[],
+                    model_class="m.C", loader="L", tapped=True, error="", seconds=0.1, operations=3,
+                    parameters=[dict(PARAMETER)], keys=[dict(KEY)], limits=[],
                 )  # fmt: skip
             proposal = {
                 "rows": 5, "feature_width": 6, "projection_widths": [6], "passes": 1, "pass_widths": [2],

@@ -267,6 +267,8 @@ class _Attachment:
 
     def _wrap_propose(self, original: Any) -> Any:
         signature = inspect.signature(original)
+        if not set(_FEATURES) & set(signature.parameters):
+            return original  # `*args`: it passes the features on to one that names them
 
         @functools.wraps(original)
         def propose(proposer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -276,7 +278,7 @@ class _Attachment:
 
             def begin() -> None:
                 given = signature.bind(proposer, *args, **kwargs).arguments
-                value = next((given[name] for name in _FEATURES if given.get(name) is not None), [])
+                value: Any = next((given[name] for name in _FEATURES if given.get(name) is not None), [])
                 serving.proposer = f"{type(proposer).__module__}.{type(proposer).__qualname__}"
                 dummy = bool(given.get("dummy_run") or given.get("is_profile"))
                 serving.propose_begins(list(value) if isinstance(value, (list, tuple)) else [value], real=not dummy)

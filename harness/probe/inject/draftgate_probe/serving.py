@@ -203,6 +203,9 @@ class ServingRecorder:
         self._handles.clear()
 
     def _captures(self, features: list[Any]) -> list[dict[str, Any]]:
+        if not features:
+            self._unobserved.add("the proposer was given no features of the target")
+            return []
         if not self._streams:
             self._unobserved.add("the target's layers ran none of their Python code (compiled or a replayed graph)")
             return []

@@ -1,0 +1,223 @@
+"""The attachment, on a vLLM of a few lines: what it hooks, what it takes for real, and that it lets go again."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+import pytest
+import torch
+from draftgate_probe import attach_vllm
+from draftgate_probe.serving import ENOUGH
+from safetensors.torch import save_file
+
+from harness.errors import EvidenceError
+from harness.probe.evidence import Fate, read, read_loads
+from tests.probe.test_config import make_library
+from tests.probe.test_serving import Drafter, Target
+
+
+def module(monkeypatch, name, **names):
+    made = types.ModuleType(name)
+    for key, value in names.items():
+        if isinstance(value, type):
+            value.__module__ = name
+        setattr(made, key, value)
+    monkeypatch.setitem(sys.modules, name, made)
+    return made
+
+
+def group():
+    return types.SimpleNamespace(rank_in_group=0, world_size=1)
+
+
+@pytest.fixture
+def vllm(monkeypatch, tmp_path):  # noqa: C901 -- a stand-in for a whole engine
+    """Install the stand-in; `drop(name)` takes one of its parts away before `register`."""
+    config_class = make_library()
+
+    class SpeculativeConfig:
+        def __init__(self, draft_model_config):
+            self.draft_model_config = draft_model_config
+            self.__post_init__()
+
+        def __post_init__(self):
+            pass
+
+    class BaseModelLoader:
+        def load_model(self, vllm_config, model_config, prefix=""):  # noqa: ARG002 -- vLLM's signature
+            model = model_config.make()
+            self.load_weights(model, model_config)
+            return model
+
+        def load_weights(self, model, model_config):
+            model.load_weights(iter(model_config.tensors.items()))
+
+    class Runner:
+        def __init__(self, model):
+            self.model = model
+
+        def load_model(self):
+            pass
+
+        def execute_model(self, scheduler_output, dummy_run=False):  # noqa: ARG002 -- vLLM's signature
+            return self.model(torch.arange(scheduler_output.total_num_scheduled_tokens) % 32)
+
+    class Proposer:
+        def __init__(self, model):
+            self.model = model
+
+        def load_model(self):
+            pass
+
+        def propose(self, target_token_ids, target_hidden_states, dummy_run=False):  # noqa: ARG002 -- vLLM's signature
+            return self.model(hidden_states=self.model.combine(target_hidden_states))
+
+    class ChildProposer(Proposer):
+        def propose(self, *args, **kwargs):
+            return super().propose(*args, **kwargs)
+
+    module(monkeypatch, "vllm", __version__="9.9")
+    module(monkeypatch, "transformers", PretrainedConfig=config_class)
+    module(monkeypatch, "vllm.config", SpeculativeConfig=SpeculativeConfig)
+    module(monkeypatch, "vllm.distributed", parallel_state=types.SimpleNamespace(
+        get_tp_group=group, get_pp_group=group, get_dp_group=group,
+    ))  # fmt: skip
+    module(monkeypatch, "vllm.model_executor")
+    module(monkeypatch, "vllm.model_executor.model_loader")
+    module(monkeypatch, "vllm.model_executor.model_loader.base_loader", BaseModelLoader=BaseModelLoader)
+    module(monkeypatch, "vllm.v1.worker.toy", Runner=Runner)
+    module(monkeypatch, "vllm.v1.spec_decode.toy", Proposer=Proposer, ChildProposer=ChildProposer)
+    monkeypatch.setattr(attach_vllm.os, "register_at_fork", lambda **_: None)
+
+    class Engine:
+        folder = tmp_path / "evidence"
+        originals = (BaseModelLoader.load_model, Runner.execute_model, Proposer.propose, ChildProposer.propose)
+
+        def drop(self, name):
+            monkeypatch.setitem(sys.modules, name, None)
+
+        def now(self):
+            return (BaseModelLoader.load_model, Runner.execute_model, Proposer.propose, ChildProposer.propose)
+
+        def start(self):
+            configs = {}
+            for role, make in (("target", Target), ("drafter", Drafter)):
+                path = tmp_path / role
+                path.mkdir()
+                hf = config_class(_name_or_path=str(path), hidden_size=8, unread=1)
+                (path / "config.json").write_text(json.dumps({"hidden_size": 8, "unread": 1}))
+                tensors = dict(make().state_dict()) | {"surplus": torch.zeros(2)}
+                save_file(tensors, path / "model.safetensors")
+                configs[role] = types.SimpleNamespace(
+                    model=str(path), hf_config=hf, hf_text_config=hf, make=self.maker(make), tensors=tensors,
+                    runner="draft" if role == "drafter" else "generate",
+                )  # fmt: skip
+            self.folder.mkdir()
+            monkeypatch.setenv("DRAFTGATE_PROBE_DIR", str(self.folder))
+            monkeypatch.setenv("DRAFTGATE_PROBE_TARGET", configs["target"].model)
+            monkeypatch.setenv("DRAFTGATE_PROBE_DRAFTER", configs["drafter"].model)
+            attach_vllm.register()
+            speculative = SpeculativeConfig(configs["drafter"])
+            vllm_config = types.SimpleNamespace(speculative_config=speculative)
+            assert configs["drafter"].hf_config.hidden_size == 8
+            torch.manual_seed(0)
+            self.runner = Runner(BaseModelLoader().load_model(vllm_config, configs["target"]))
+            self.proposer = ChildProposer(BaseModelLoader().load_model(vllm_config, configs["drafter"]))
+
+        def maker(self, cls):
+            def make():
+                model = cls()
+                model.requires_grad_(requires_grad=False)
+                type(model).load_weights = lambda model, weights: [
+                    model.get_parameter(name).copy_(tensor) for name, tensor in weights if name != "surplus"
+                ]
+                return model
+
+            return make
+
+        @torch.no_grad()
+        def step(self, tokens=4, *, dummy=False):
+            _, aux = self.runner.execute_model(
+                types.SimpleNamespace(total_num_scheduled_tokens=tokens), dummy_run=dummy
+            )
+            return self.proposer.propose(None, torch.cat(aux, -1), dummy_run=dummy)
+
+    yield Engine()
+    for cls in (Target, Drafter):
+        if "load_weights" in cls.__dict__:
+            del cls.load_weights
+
+
+def test_a_run_from_load_to_the_last_hook(vllm):
+    vllm.start()
+    vllm.step(dummy=True)
+    for _ in range(ENOUGH):
+        vllm.step()
+    found = read(vllm.folder)
+    assert (found.engine, found.engine_version) == ("vllm", "9.9")
+    assert found.fates("drafter")["surplus"] is Fate.DROPPED
+    assert all(row.written == row.elements for load in found.loads for row in load.parameters)
+    (serving,) = found.servings
+    assert serving.unobserved == ()
+    assert serving.dummy_proposals == 1
+    assert len(serving.proposals) == ENOUGH
+    assert {proposal.layers() for proposal in serving.proposals} == {((1,), (3,), (4,))}
+    assert serving.declared == (1, 3, 4)
+    assert [key.path for key in found.config if key.read] == ["hidden_size"]
+    assert vllm.now() == vllm.originals
+
+
+def test_without_real_proposals_the_evidence_is_unfinished(vllm):
+    vllm.start()
+    vllm.step(dummy=True)
+    with pytest.raises(EvidenceError, match="0 real proposals"):
+        read(vllm.folder)
+
+
+def test_without_the_harness_s_variables_nothing_is_touched(vllm, monkeypatch):
+    monkeypatch.delenv("DRAFTGATE_PROBE_DIR", raising=False)
+    attach_vllm.register()
+    assert vllm.now() == vllm.originals
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        ("vllm.model_executor.model_loader.base_loader", "cannot attach model loaders"),
+        ("vllm.config", "cannot attach draft model config"),
+        ("transformers", "cannot attach config reads"),
+    ],
+)
+def test_a_part_that_cannot_be_hooked_is_a_fault_and_the_engine_starts(vllm, part, what):
+    vllm.drop(part)
+    vllm.start()
+    vllm.step()
+    with pytest.raises(EvidenceError, match=what):
+        read(vllm.folder)
+
+
+@pytest.mark.parametrize("part", ["vllm.v1.spec_decode.toy", "vllm.v1.worker.toy"])
+def test_an_engine_without_a_known_proposer_or_runner_is_a_fault(vllm, part):
+    vllm.drop(part)
+    vllm.start()
+    vllm.step()
+    with pytest.raises(EvidenceError, match="no class with"):
+        read_loads(vllm.folder)
+
+
+def test_a_recorder_that_fails_is_a_fault_and_the_load_goes_on(vllm, monkeypatch):
+    monkeypatch.setattr(attach_vllm, "LoadRecorder", lambda *_: 1 / 0)
+    vllm.start()
+    vllm.step()
+    with pytest.raises(EvidenceError, match="recording the target's load"):
+        read(vllm.folder)
+
+
+def test_a_load_that_raises_is_on_record_and_raises_on(vllm, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "copy_", property(lambda _: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        vllm.start()
+    (load,) = read_loads(vllm.folder)
+    assert "ZeroDivisionError" in load.error
