@@ -244,14 +244,9 @@ def head_phase(distance: int, head_dim: int) -> NDArray[np.float64]:
     """Return the query that, against the key `head_phase(0)`, peaks at the position `distance` tokens back.
 
     Rotary embedding turns pair f of a vector at position p by p * theta^(-2f/head_dim). A query turned back by
-    `distance` therefore meets the key of position p - distance in phase. Only the fastest quarter of the pairs is
-    used: one position off costs about 1/8 of the score or more, many times what bfloat16 rounds, and softmax gives the
-    others e^-100 or less.
+    `distance` therefore meets the key of position p - distance in phase. One position off costs 120 or more in the
+    exponent of the softmax (up to 4096 positions, all of it rounded to bfloat16), so the others have e^-120.
     """
     pairs = head_dim // 2
-    fast = np.arange(max(pairs // 4, 4))
-    angle = distance * ROPE_THETA ** (-2.0 * fast / head_dim)
-    phase = np.zeros(head_dim)
-    phase[fast] = 32.0 * np.cos(angle)
-    phase[pairs + fast] = -32.0 * np.sin(angle)
-    return phase
+    angle = distance * ROPE_THETA ** (-np.arange(pairs) / pairs)
+    return 32.0 * np.concatenate([np.cos(angle), -np.sin(angle)])

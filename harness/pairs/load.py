@@ -154,6 +154,7 @@ def adhoc(target: Path, drafter: Path, *, k: int, dtype: str, method: str = "eag
     """
     table = {"target": str(target), "drafter": str(drafter), "k": k, "dtype": dtype, "method": method}
     table["expect"] = {"throughput_ratio": {"1": 1.0}, "accept_length": 1.2}
+    table["workload"] = {"count": 18}
     return _pair(f"{target.name}+{drafter.name}", "command line", Path.cwd(), table)
 
 

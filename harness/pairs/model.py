@@ -41,7 +41,7 @@ class Workload:
     """
 
     prompts_file: Path | None = None
-    count: int = 8
+    count: int = 16
     length: int = 24
     max_tokens: int = 64
     throughput_count: int = 4

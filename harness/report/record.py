@@ -102,12 +102,17 @@ class RunFolder:
         facts = json.loads(run_file.read_text(encoding="utf-8")) if run_file.exists() else {}
         cases = [_case(folder) for folder in sorted((self.path / "cases").glob("*")) if folder.is_dir()]
         verdicts = [Verdict(item["verdict"]) for case in cases for item in case["judgements"]]
+        judged = {case["id"] for case in cases if case["judgements"]}
+        never_judged = [case_id for case_id in facts.get("asked", ()) if case_id not in judged]
+        if never_judged:
+            verdicts.append(Verdict.INVALID)
         record = {
             "schema": SCHEMA,
             "draftgate": harness.__version__,
             "complete": complete,
             "verdict": worst(verdicts),
             **facts,
+            "never_judged": never_judged,
             "cases": cases,
         }
         _write(self.path / "record.json", record)

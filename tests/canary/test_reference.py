@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from harness.canary.layout import head_phase
+from harness.canary.layout import DrafterLayout, head_phase
 from harness.canary.reference import Drafter, Scorer
 from harness.errors import CheckpointError, EvidenceError
 
@@ -39,25 +39,35 @@ def test_a_generation_of_hundreds_of_tokens_stays_exact(make_canary):
     assert Scorer(canary, prompts, 700, 8).score(canary.drafter) == canary.oracle.total(prompts, 700, 8)
 
 
+@pytest.mark.parametrize("option", [None, "norm_before_residual", "norm_output"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_state_that_is_fed_back_does_not_drift(make_canary, dtype):
-    """After 8 steps on its own output the drafter's state is still whole numbers, and its energy is still hidden."""
-    canary = make_canary(dtype=dtype)
+def test_the_state_that_is_fed_back_does_not_drift(make_canary, dtype, option):
+    """Through 8 steps on its own output the state is what the arithmetic says: exactly in bfloat16, to 1e-5 in float32.
+
+    Only the code and the class change from step to step; the constants are those that `fc` gave.
+    """
+    canary = make_canary(dtype=dtype, **({option: True} if option else {}))
     prompt = canary.oracle.prompts(1, 24, seed=3)[0]
     scorer = Scorer(canary, [prompt], 16, 8)
     drafter = Drafter(canary.drafter, scorer.target)
-    _, tokens, inputs = scorer._runs[0]
+    length, tokens, inputs = scorer._runs[0]
+    at = DrafterLayout.of(canary.spec)
+    classes = [canary.oracle.class_of(token) for token in tokens]
+    expected = drafter._combine([inputs[layer] for layer in canary.spec.aux])[length - 1 :].double()
+    scale = expected[0, at.out[-1]].item()
+
     states = []
     step = drafter._step
     drafter._step = lambda *args: states.append(step(*args)) or states[-1]
-    drafter.drafts(tokens, inputs, 8, first=len(prompt) - 1)
-    for _, state in states:
-        wide = state.double()
-        assert torch.all((wide * 2**10 - (wide * 2**10).round()).abs() < 1e-2)
-        # Each one-hot is whole to 1e-5: what the reference measures in float32; bfloat16 is exact.
-        small = wide.abs()[wide.abs() < 1.5]
-        assert (small - small.round()).abs().max() <= (1e-5 if dtype == "float32" else 0)
-        assert wide.square().mean(-1).sub(1).abs().max() < 2e-5
+    drafter.drafts(tokens, inputs, 8, first=length - 1)
+    for index, (_, state) in enumerate(states):
+        for row, found in enumerate(state[-len(expected) :].double()):
+            now = length + row + index
+            if now + 1 < len(tokens):
+                expected[row, [*at.prev, *at.out]] = 0.0
+                expected[row, at.prev[classes[now] % 8]] = 3.0
+                expected[row, at.out[classes[now + 1]]] = scale
+                assert (found - expected[row]).abs().max() <= (1e-5 if dtype == "float32" else 1e-9)
 
 
 def test_a_target_that_says_something_else_is_evidence_of_a_fault(make_canary, tmp_path):
@@ -87,7 +97,7 @@ def test_a_tensor_that_vllm_refuses_is_refused(make_canary, tmp_path):
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize("distance", [0, 1, 2])
 def test_attention_is_sharp_at_every_distance_even_in_rounded_arithmetic(distance, head_dim):
-    """Scores with everything rounded to bfloat16, at query positions up to 4096: the peak beats the rest by 30."""
+    """Scores with everything rounded to bfloat16, at query positions up to 4096: the peak beats the rest by 100."""
     pairs = head_dim // 2
     speed = 10000.0 ** (-np.arange(pairs) / pairs)
 
@@ -104,4 +114,4 @@ def test_attention_is_sharp_at_every_distance_even_in_rounded_arithmetic(distanc
         scores = keys[: position + 1] @ query / head_dim**0.5
         peak = scores[position - distance].item()
         scores[position - distance] = -torch.inf
-        assert position == 0 or peak - scores.max().item() > 30
+        assert position == 0 or peak - scores.max().item() > 100

@@ -33,7 +33,7 @@ def group():
 
 
 @pytest.fixture
-def vllm(monkeypatch, tmp_path):  # noqa: C901 -- a stand-in for a whole engine
+def vllm(monkeypatch, tmp_path):
     """Install the stand-in; `drop(name)` takes one of its parts away before `register`."""
     config_class = make_library()
 
@@ -46,7 +46,7 @@ def vllm(monkeypatch, tmp_path):  # noqa: C901 -- a stand-in for a whole engine
             pass
 
     class BaseModelLoader:
-        def load_model(self, vllm_config, model_config, prefix=""):  # noqa: ARG002 -- vLLM's signature
+        def load_model(self, vllm_config, model_config, prefix=""):
             model = model_config.make()
             self.load_weights(model, model_config)
             return model
@@ -61,7 +61,7 @@ def vllm(monkeypatch, tmp_path):  # noqa: C901 -- a stand-in for a whole engine
         def load_model(self):
             pass
 
-        def execute_model(self, scheduler_output, dummy_run=False):  # noqa: ARG002 -- vLLM's signature
+        def execute_model(self, scheduler_output, dummy_run=False):
             return self.model(torch.arange(scheduler_output.total_num_scheduled_tokens) % 32)
 
     class Proposer:
@@ -71,7 +71,7 @@ def vllm(monkeypatch, tmp_path):  # noqa: C901 -- a stand-in for a whole engine
         def load_model(self):
             pass
 
-        def propose(self, target_token_ids, target_hidden_states, dummy_run=False):  # noqa: ARG002 -- vLLM's signature
+        def propose(self, target_token_ids, target_hidden_states, dummy_run=False):
             return self.model(hidden_states=self.model.combine(target_hidden_states))
 
     class ChildProposer(Proposer):

@@ -20,7 +20,7 @@ class Layer(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         self.mlp = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, positions, hidden_states, residual):  # noqa: ARG002 -- as the engines' layers are called
+    def forward(self, positions, hidden_states, residual):
         if residual is None:
             residual = hidden_states.clone()
         else:

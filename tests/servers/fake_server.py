@@ -61,7 +61,7 @@ def hang_here():
         time.sleep(600)
 
 
-def main():  # noqa: C901 -- a flat list of modes
+def main():
     port, modes = int(sys.argv[1]), sys.argv[2:]
     say("phase: loading weights")
     for mode in modes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .regions import NOTHING, Keys, Regions, View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from typing import Self
 
 _OVERWRITES = {
@@ -35,26 +36,39 @@ _SWEEP = 50_000
 """Storages known before the dead ones among them are forgotten."""
 
 
-def tensors(value: object) -> Iterator[Any]:
-    """Yield the tensors in an argument, through lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors(item)
+def tensors(values: Iterable[object]) -> list[Any]:
+    """Return the tensors among arguments, those in lists, tuples and dicts included."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors(value)
+        elif isinstance(value, dict):
+            found += tensors(value.values())
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traits:
+    """What an operation's schema says of it: its name, the arguments it writes to, whether it only makes views."""
+
+    name: str
+    mutated: tuple[tuple[int, str], ...]
+    view: bool
 
 
 @functools.cache
-def _mutated(func: Any) -> tuple[tuple[int, str], ...]:
-    """Return position and name of the arguments an operation writes to, by its schema."""
-    return tuple(
+def _traits(func: Any) -> _Traits:
+    schema = func._schema  # noqa: SLF001 -- torch offers no other way
+    mutated = tuple(
         (position, argument.name)
-        for position, argument in enumerate(func._schema.arguments)  # noqa: SLF001 -- torch offers no other way
+        for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+    returns = list(schema.returns)
+    view = bool(returns) and not mutated and all(value.alias_info is not None for value in returns)
+    return _Traits(schema.name.rpartition("::")[2], mutated, view)
 
 
 def storage_id(tensor: Any) -> int | None:
@@ -114,26 +128,28 @@ class Lineage:
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Take note of one operation that has just run."""
         self.operations += 1
-        mutated = [args[position] if position < len(args) else kwargs.get(name) for position, name in _mutated(func)]
-        written = list(tensors(mutated))
+        traits = _traits(func)
+        if traits.view:
+            return  # the same storage, which has its history
+        written = tensors(args[at] if at < len(args) else kwargs.get(name) for at, name in traits.mutated)
         targets = {id(tensor) for tensor in written}
-        inputs = [tensor for tensor in tensors([args, kwargs]) if id(tensor) not in targets]
-        name = func._schema.name.rpartition("::")[2]  # noqa: SLF001 -- as above
-        if len(written) == len(inputs) and name.startswith("_foreach_"):
+        inputs = [tensor for tensor in tensors((*args, *kwargs.values())) if id(tensor) not in targets]
+        if len(written) == len(inputs) and traits.name.startswith("_foreach_"):
             for destination, source in zip(written, inputs, strict=True):
-                self._write(name, destination, self.keys(source), args)
+                self._write(traits.name, destination, self.keys(source), args)
             return
-        keys = frozenset().union(*map(self.keys, inputs)) if inputs else NOTHING
+        keys = NOTHING.union(*map(self.keys, inputs)) if inputs else NOTHING
         if written:
             for destination in written:
-                self._write(name, destination, keys, args)
-            return
-        if not keys:
-            return
+                self._write(traits.name, destination, keys, args)
+        elif keys:
+            self._results(traits.name, inputs, keys, tensors([out]))
+
+    def _results(self, name: str, inputs: list[Any], keys: Keys, results: list[Any]) -> None:
         if name in _SCALAR_READERS:
             self.read_as_values |= keys
         shared = {storage_id(tensor) for tensor in inputs}
-        for result in tensors(out):
+        for result in results:
             if storage_id(result) not in shared:
                 regions = self.regions(result, make=True)
                 if regions is not None:

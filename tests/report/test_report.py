@@ -1,0 +1,73 @@
+"""The run folder, the record and the table."""
+
+import io
+import json
+import pathlib
+
+import pytest
+
+from harness.report import record, table
+from harness.verdict import Finding, Judgement, Verdict
+
+
+@pytest.fixture
+def run(tmp_path):
+    return record.RunFolder.create(tmp_path / "runs")
+
+
+def judgement(verdict="PASS", suite="weights", **changes):
+    finding = Finding("WGT003", Verdict[verdict], "a summary", cause="a cause", remedy="a remedy", **changes)
+    return Judgement(suite, (finding,), {"ratio": float("nan"), "path": pathlib.Path("x"), "names": {"b", "a"}})
+
+
+def test_record(run):
+    run.write_run(asked=["c"])
+    run.write_case("c", pair="p")
+    run.write_case("c", evidence={"x": 1})
+    run.write_judgement("c", "test_weights", judgement(interval=(1.0, 2.0)), seconds=1.23456)
+    made = run.assemble(complete=True)
+    assert json.loads((run.path / "record.json").read_text()) == json.loads(json.dumps(made))
+    (case,) = made["cases"]
+    assert (case["id"], case["pair"], case["evidence"]) == ("c", "p", {"x": 1})
+    assert case["judgements"][0]["measurements"]["names"] == ["a", "b"]
+    assert case["judgements"][0]["findings"][0]["interval"] == [1.0, 2.0]
+    assert made["verdict"] == "PASS"
+
+
+def test_an_empty_run_is_invalid(run):
+    assert run.assemble(complete=True)["verdict"] == "INVALID"
+
+
+def test_a_case_without_a_judgement_does_not_hide(run):
+    run.write_run(asked=["c", "d"])
+    run.write_judgement("c", "test_weights", judgement(), seconds=0)
+    made = run.assemble(complete=True)
+    assert made["verdict"] == "INVALID"
+    assert made["never_judged"] == ["d"]
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("PASS", 0), ("FAIL", 1), ("INCONCLUSIVE", 3), ("INVALID", 3)])
+def test_exit_status(verdict, status):
+    assert record.exit_status(Verdict[verdict]) == status
+
+
+def test_table(run):
+    run.write_case("c", not_asked={"throughput": "no promise"})
+    run.write_judgement("c", "test_weights", judgement("FAIL"), seconds=0)
+    run.write_judgement("c", "test_startup", judgement(suite="startup", known_issue="KI-1 (accepted)"), seconds=0)
+    out = io.StringIO()
+    table.print_table(run.assemble(complete=True), out)
+    text = out.getvalue()
+    for words in ("draftgate: FAIL", "not run", "not asked", "a cause", "a remedy", "no promise", "KI-1 (accepted)"):
+        assert words in text
+
+
+def test_names_from_outside_are_not_markup(run):
+    run.write_judgement("[bold]c[nonsense]", "t", judgement("FAIL"), seconds=0)
+    out = io.StringIO()
+    table.print_table(run.assemble(complete=True), out)
+    assert "[bold]" in out.getvalue()
+
+
+def test_machine():
+    assert record.machine()["cores"] >= 1
