@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import harness
+from harness.canary import cli as canary
 from harness.errors import HarnessError, UsageError
 
 __all__ = ["main"]
@@ -59,9 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     env.add_argument("--engines-root", type=Path, default=Path(".tox/engines"), metavar="DIR")
     env.set_defaults(call=lambda arguments, _: _env(arguments.release, arguments.engines_root))
 
-    from harness.canary import cli as canary  # noqa: PLC0415 -- beside the other heavy commands
-
     canary.add_parser(commands)
+    commands.choices["canary"].set_defaults(call=lambda arguments, _: canary.run(arguments))
     return parser
 
 
@@ -78,7 +78,9 @@ def _run(rest: Sequence[str]) -> int:
     import pytest  # noqa: PLC0415 -- only this command needs it
 
     suites = suites_folder()
-    status = int(pytest.main([str(suites), f"--rootdir={suites.parent}", *rest]))
+    # The suites may lie in site-packages; pytest's cache belongs where the person works.
+    options = [f"--rootdir={suites.parent}", "-o", f"cache_dir={Path.cwd() / '.pytest_cache'}"]
+    status = int(pytest.main([str(suites), *options, *rest]))
     return _USAGE if status == _PYTEST_USAGE_ERROR else status
 
 

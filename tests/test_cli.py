@@ -15,6 +15,11 @@ def test_pairs(capsys):
     assert "smollm2-135m" in out
 
 
+def test_canaries_are_listed(capsys):
+    assert cli.main(["canary", "list"]) == 0
+    assert "kimi-shape" in capsys.readouterr().out
+
+
 def test_a_bad_pairs_file_is_a_usage_error(capsys, tmp_path):
     assert cli.main(["pairs", "--pairs-file", str(tmp_path / "gone.toml")]) == 2
     assert "gone.toml" in capsys.readouterr().err
@@ -46,7 +51,8 @@ def test_the_suites_are_found():
 
 @pytest.mark.parametrize("module", ["harness", "harness.cli", "harness.pairs", "harness.gate.case", "fixtures.plugin"])
 def test_importing_it_brings_no_engine(module):
-    code = f"import sys, {module}; print([name for name in ('torch', 'vllm', 'sglang', 'transformers') if name in sys.modules])"
+    engines = ("torch", "vllm", "sglang", "transformers")
+    code = f"import sys, {module}; print([name for name in {engines} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -23,9 +23,9 @@ def add_parser(subparsers: Any) -> None:
     actions = canary.add_subparsers(dest="canary_action", required=True)
 
     make = actions.add_parser("build", help="write a pair to a folder, or leave it if it is there")
+    make.add_argument("shipped", nargs="?", default="small", help="the shipped pair to start from (default: small)")
     make.add_argument("folder", type=Path)
-    make.add_argument("--like", choices=sorted(SHIPPED), default="small", help="the shipped pair to start from")
-    make.add_argument("--name", help="the new pair's name (default: that of --like)")
+    make.add_argument("--name", help="the new pair's name (default: the shipped one's)")
     for field in dataclasses.fields(CanarySpec):
         if field.name in _NUMBERS:
             make.add_argument(f"--{field.name.replace('_', '-')}", type=_NUMBERS[field.name])
@@ -74,13 +74,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build(args: argparse.Namespace) -> list[str]:
+    if args.shipped not in SHIPPED:
+        raise UsageError(f"no shipped canary {args.shipped!r}", remedy=f"choose from {', '.join(SHIPPED)}")
     names = ("name", *_NUMBERS, *_FLAGS, "aux_layers", "aux_ids", "aux_ids_are", "dtype", "dialect")
     chosen = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if "layers" in chosen:
         chosen.setdefault("aux_layers", None)
     if chosen.get("aux_layers"):
         chosen["aux_layers"] = tuple(chosen["aux_layers"])
-    canary = build(dataclasses.replace(SHIPPED[args.like], **chosen), args.folder)
+    canary = build(dataclasses.replace(SHIPPED[args.shipped], **chosen), args.folder)
     return [f"{canary.spec.name}: {canary.folder} (fingerprint {canary.spec.fingerprint[:12]})"]
 
 
@@ -102,7 +104,5 @@ def _list(_args: argparse.Namespace) -> list[str]:
 def _fault(args: argparse.Namespace) -> list[str]:
     from harness.canary.faults import apply  # noqa: PLC0415 -- numpy, only when asked for
 
-    if not (args.canary / "oracle.json").exists():
-        raise UsageError(f"{args.canary} is not a canary's folder", remedy="build one with `canary build`")
     into = apply(args.fault, load(args.canary).drafter, args.into, *args.arguments, seed=args.seed)
     return [f"{args.fault}: {into}"]

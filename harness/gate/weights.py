@@ -225,6 +225,7 @@ def _keys(role: str, loads: Sequence[Load], exceptions: Exceptions, source: str)
 
 def _parameters(role: str, loads: Sequence[Load], exceptions: Exceptions, shared: set[str], source: str) -> Finding:
     lacking: dict[str, Parameter] = {}
+    unsure: dict[str, Parameter] = {}
     seen = excused = elements = 0
     for load in loads:
         for parameter in load.parameters:
@@ -233,10 +234,14 @@ def _parameters(role: str, loads: Sequence[Load], exceptions: Exceptions, shared
             seen += 1
             elements += parameter.elements
             if parameter.written and not parameter.untouched:
+                if not parameter.exact:
+                    unsure[parameter.name] = parameter
                 continue
             is_shared = parameter.name in shared or shared.intersection(parameter.aliases)
             if is_shared or exceptions.reason(role, "parameter", parameter.name):
                 excused += 1
+            elif parameter.unseen_change:
+                unsure[parameter.name] = parameter
             else:
                 lacking[parameter.name] = parameter
     if not seen:
@@ -247,6 +252,17 @@ def _parameters(role: str, loads: Sequence[Load], exceptions: Exceptions, shared
             source=source,
             cause="the probe saw no module tree",
             remedy="see the evidence folder",
+        )
+    if unsure and not lacking:
+        return Finding(
+            "WGT006",
+            Verdict.INVALID,
+            f"whether {len(unsure)} tensors of the {role} were filled cannot be told",
+            n=seen,
+            actual=_some(sorted(unsure)),
+            source=source,
+            cause="they were written in ways that cannot be counted (scattered views, or without a visible write)",
+            remedy="serve with the engine's default loader for this check; see the evidence for each tensor",
         )
     if not lacking:
         return Finding(

@@ -79,6 +79,14 @@ def test_padding_that_the_engine_filled_is_fine():
     assert judge(**with_drafter([parameter("lm_head.weight", written=60, filled=4)])).verdict is Verdict.PASS
 
 
+@pytest.mark.parametrize("unsure", [{"exact": False}, {"written": 0, "unseen_change": True}])
+def test_what_cannot_be_counted_is_not_claimed(unsure):
+    vague = dataclasses.replace(parameter("norm.weight"), **unsure)
+    finding = red(judge(**with_drafter([parameter("model.fc.weight"), vague])), "WGT006")
+    assert finding.verdict is Verdict.INVALID
+    assert "norm.weight" in finding.actual
+
+
 def test_filled_by_the_engine_alone_is_not_loaded():
     red(judge(**with_drafter([parameter("norm.weight", written=0, filled=64)])), "WGT004")
 
