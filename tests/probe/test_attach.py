@@ -8,7 +8,7 @@ import types
 
 import pytest
 import torch
-from draftgate_probe import attach_vllm
+from draftgate_probe import attach_vllm, session
 from draftgate_probe.serving import ENOUGH
 from safetensors.torch import save_file
 
@@ -89,10 +89,12 @@ def vllm(monkeypatch, tmp_path):
     module(monkeypatch, "vllm.model_executor.model_loader.base_loader", BaseModelLoader=BaseModelLoader)
     module(monkeypatch, "vllm.v1.worker.toy", Runner=Runner)
     module(monkeypatch, "vllm.v1.spec_decode.toy", Proposer=Proposer, ChildProposer=ChildProposer)
-    monkeypatch.setattr(attach_vllm.os, "register_at_fork", lambda **_: None)
+    at_fork = []
+    monkeypatch.setattr(session.os, "register_at_fork", lambda **hooks: at_fork.extend(hooks.values()))
 
     class Engine:
         folder = tmp_path / "evidence"
+        forked = at_fork
         originals = (BaseModelLoader.load_model, Runner.execute_model, Proposer.propose, ChildProposer.propose)
 
         def drop(self, name):
@@ -101,11 +103,11 @@ def vllm(monkeypatch, tmp_path):
         def now(self):
             return (BaseModelLoader.load_model, Runner.execute_model, Proposer.propose, ChildProposer.propose)
 
-        def start(self):
+        def start(self, *, one=False):
             configs = {}
             for role, make in (("target", Target), ("drafter", Drafter)):
-                path = tmp_path / role
-                path.mkdir()
+                path = tmp_path / ("both" if one else role)
+                path.mkdir(exist_ok=True)
                 hf = config_class(_name_or_path=str(path), hidden_size=8, unread=1)
                 (path / "config.json").write_text(json.dumps({"hidden_size": 8, "unread": 1}))
                 tensors = dict(make().state_dict()) | {"surplus": torch.zeros(2)}
@@ -176,6 +178,20 @@ def test_without_real_proposals_the_evidence_is_unfinished(vllm):
         read(vllm.folder)
 
 
+def test_a_forked_child_is_a_process_of_its_own(vllm, monkeypatch):
+    vllm.start()
+    monkeypatch.setattr(session.os, "getpid", lambda: 4242)
+    for hook in vllm.forked:
+        hook()
+    child = json.loads((vllm.folder / "process-4242.json").read_text())
+    assert child["faults"] == []
+
+
+def test_where_target_and_drafter_are_one_checkpoint_the_engine_s_word_decides(vllm, monkeypatch):
+    vllm.start(one=True)
+    assert sorted(load.role for load in read_loads(vllm.folder)) == ["drafter", "target"]
+
+
 def test_without_the_harness_s_variables_nothing_is_touched(vllm, monkeypatch):
     monkeypatch.delenv("DRAFTGATE_PROBE_DIR", raising=False)
     attach_vllm.register()
@@ -208,7 +224,7 @@ def test_an_engine_without_a_known_proposer_or_runner_is_a_fault(vllm, part):
 
 
 def test_a_recorder_that_fails_is_a_fault_and_the_load_goes_on(vllm, monkeypatch):
-    monkeypatch.setattr(attach_vllm, "LoadRecorder", lambda *_: 1 / 0)
+    monkeypatch.setattr(session, "LoadRecorder", lambda *_: 1 / 0)
     vllm.start()
     vllm.step()
     with pytest.raises(EvidenceError, match="recording the target's load"):

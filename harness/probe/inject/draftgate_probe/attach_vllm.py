@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .config import ConfigReads
 from .journal import Journal
-from .loading import LoadRecorder
-from .serving import ServingRecorder
+from .session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 _RUNNERS = "vllm.v1.worker."
 _PROPOSERS = ("vllm.v1.spec_decode.", "vllm.v1.worker.gpu.spec_decode.")
@@ -28,21 +25,25 @@ _FEATURES = ("aux_hidden_states", "target_hidden_states", "last_hidden_states")
 V1: `target_hidden_states` (v1/spec_decode/llm_base_proposer.py, eagle.py up to 0.28); V2: `aux_hidden_states`, or
 `last_hidden_states` for drafters without auxiliary layers (v1/worker/gpu/spec_decode/*/speculator.py)."""
 
+_SETTER, _CAPTURED = "set_aux_hidden_state_layers", "aux_hidden_state_layers"
+"""The target's method and attribute for auxiliary layers (model_executor/models/interfaces.py)."""
+
 
 def register() -> None:
     """Entry point: called by vLLM once in every process it starts."""
     import vllm  # noqa: PLC0415 -- this module is imported only by vLLM's plugin loader
 
     journal = Journal.from_environment("vllm", vllm.__version__)
-    if journal is not None:
-        _Attachment(journal).install()
-
-
-def _subclasses(cls: type) -> Iterator[type]:
-    yield cls
-    children: list[type] = cls.__subclasses__()
-    for child in children:
-        yield from _subclasses(child)
+    if journal is None:
+        return
+    session = Session(journal, _place)
+    session.start(
+        {
+            "config reads": lambda: _watch_config(session),
+            "draft model config": lambda: _claim_config(session),
+            "model loaders": lambda: _hook_loaders(session),
+        }
+    )
 
 
 def _place() -> dict[str, int]:
@@ -67,242 +68,148 @@ def _place() -> dict[str, int]:
     }
 
 
-class _Attachment:
-    """What is hooked in this process, and how to unhook it."""
+def _watch_config(session: Session) -> None:
+    from transformers import PretrainedConfig  # noqa: PLC0415 -- vLLM has imported it by now
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._config: ConfigReads | None = None
-        self._undo: list[Callable[[], None]] = []
-        self._models: dict[str, Any] = {}
-        self._loads: dict[str, dict[str, Any]] = {}
-        self._number = 0
-        self._requested: list[int] | None = None
-        self._serving: ServingRecorder | None = None
-        self._depth = 0
+    session.watch_config(PretrainedConfig)
 
-    def install(self) -> None:
-        """Put in place what can be before a model is loaded; the rest follows once both models are."""
-        self._journal.attach("config reads", self._watch_config)
-        self._journal.attach("draft model config", self._claim_config)
-        self._journal.attach("model loaders", self._hook_loaders)
-        self._journal.write_process()
-        os.register_at_fork(after_in_child=self._forked)
 
-    def _forked(self) -> None:
-        if self._config is not None:
-            self._config.forked()
-        self._journal.guard("after a fork", self._journal.write_process)
+def _claim(session: Session, model_config: Any) -> None:
+    if model_config is not None:
+        session.claim(getattr(model_config, "hf_config", None), getattr(model_config, "hf_text_config", None))
 
-    def _replace(self, owner: Any, name: str, new: Any) -> None:
-        old = owner.__dict__[name]
-        setattr(owner, name, new)
-        self._undo.append(lambda: setattr(owner, name, old))
 
-    def _watch_config(self) -> None:
-        from transformers import PretrainedConfig  # noqa: PLC0415 -- vLLM has imported it by now
+def _claim_config(session: Session) -> None:
+    """Claim the draft model's config object as SpeculativeConfig (vllm/config/speculative.py) leaves it."""
+    from vllm.config import SpeculativeConfig  # noqa: PLC0415 -- vLLM has imported it by now
 
-        self._config = ConfigReads(self._journal, PretrainedConfig)
-        self._config.install()
+    original = SpeculativeConfig.__post_init__
 
-    def _claim_config(self) -> None:
-        """Claim the draft model's config object as SpeculativeConfig leaves it, wrapped and copied."""
-        from vllm.config import SpeculativeConfig  # noqa: PLC0415 -- vLLM has imported it by now
+    @functools.wraps(original)
+    def post_init(config: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(config, *args, **kwargs)
+        session.journal.guard("claiming the drafter's config", lambda: _claim(session, config.draft_model_config))
+        return result
 
-        original = SpeculativeConfig.__post_init__
+    session.replace(SpeculativeConfig, "__post_init__", post_init)
 
-        @functools.wraps(original)
-        def post_init(config: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(config, *args, **kwargs)
-            self._journal.guard("claiming the drafter's config", lambda: self._claim(config.draft_model_config))
-            return result
 
-        self._replace(SpeculativeConfig, "__post_init__", post_init)
+def _family(cls: type) -> Iterator[type]:
+    """Yield a class and all classes derived from it."""
+    yield cls
+    children: list[type] = cls.__subclasses__()
+    for child in children:
+        yield from _family(child)
 
-    def _claim(self, model_config: Any) -> None:
-        if self._config is not None and model_config is not None:
-            for name in ("hf_config", "hf_text_config"):
-                self._config.claim(getattr(model_config, name, None))
 
-    def _hook_loaders(self) -> None:
-        from vllm.model_executor.model_loader.base_loader import BaseModelLoader  # noqa: PLC0415 -- heavy
+def _hook_loaders(session: Session) -> None:
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader  # noqa: PLC0415 -- heavy
 
-        for cls in _subclasses(BaseModelLoader):
-            if "load_model" in cls.__dict__:
-                self._replace(cls, "load_model", self._wrap_load_model(cls.__dict__["load_model"]))
+    for cls in _family(BaseModelLoader):
+        if "load_model" in cls.__dict__:
+            session.replace(cls, "load_model", _load_model(session, cls.__dict__["load_model"]))
 
-    def _wrap_load_model(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def load_model(loader: Any, vllm_config: Any, model_config: Any, *args: Any, **kwargs: Any) -> Any:
-            if "load_weights" in vars(loader):  # a subclass's load_model that calls its parent's
-                return original(loader, vllm_config, model_config, *args, **kwargs)
-            role = self._role(vllm_config, model_config)
-            if role == "drafter":
-                self._journal.guard("claiming the drafter's config", lambda: self._claim(model_config))
-            inner = loader.load_weights
-            loader.load_weights = lambda model, config: self._load_weights(inner, role, model, config)
-            try:
-                model = original(loader, vllm_config, model_config, *args, **kwargs)
-            finally:
-                del loader.load_weights
-            self._journal.guard("after loading", lambda: self._loaded(role, model))
-            return model
 
-        return load_model
+def _load_model(session: Session, original: Any) -> Any:
+    @functools.wraps(original)
+    def load_model(loader: Any, vllm_config: Any, model_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if "load_weights" in vars(loader):  # a subclass's load_model that calls its parent's
+            return original(loader, vllm_config, model_config, *args, **kwargs)
+        role = _role(session, vllm_config, model_config)
+        if role == "drafter":
+            session.journal.guard("claiming the drafter's config", lambda: _claim(session, model_config))
+        inner, name = loader.load_weights, type(loader).__name__
 
-    def _role(self, vllm_config: Any, model_config: Any) -> str:
-        draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
-        if model_config is draft or getattr(model_config, "runner", "") == "draft":
-            return "drafter"
-        if self._config is not None and self._config.is_drafter(model_config.model):
-            return "drafter"
-        return "target"
+        def load_weights(model: Any, config: Any) -> Any:
+            return session.load(role, model, str(config.model), name, lambda: inner(model, config))
 
-    def _load_weights(self, inner: Any, role: str, model: Any, model_config: Any) -> Any:
+        loader.load_weights = load_weights
         try:
-            recorder = LoadRecorder(model, str(model_config.model), self._journal.fault)
-        except Exception as error:  # noqa: BLE001 -- the engine must load its weights whatever we do
-            self._journal.fault(f"recording the {role}'s load", error)
-            return inner(model, model_config)
-        try:
-            with recorder:
-                return inner(model, model_config)
+            model = original(loader, vllm_config, model_config, *args, **kwargs)
         finally:
-            where = f"the {role}'s load"
-            self._journal.guard(where, lambda: self._write_load(role, recorder, model, model_config, inner))
+            del loader.load_weights
+        session.journal.guard("after loading", lambda: _loaded(session, role, model))
+        return model
 
-    def _write_load(self, role: str, recorder: LoadRecorder, model: Any, model_config: Any, inner: Any) -> None:
-        facts = {
-            "role": role,
-            "place": _place(),
-            "path": str(model_config.model),
-            "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
-            "loader": type(getattr(inner, "__self__", inner)).__name__,
-            **recorder.facts(),
-        }
-        self._loads[role] = facts
-        self._number += 1
-        self._journal.write(f"load-{role}", facts, suffix=f"-{self._number}")
+    return load_model
 
-    def _loaded(self, role: str, model: Any) -> None:
-        self._models[role] = model
-        if role == "target":
-            self._watch_setter(model)
-        if self._serving is None and {"target", "drafter"} <= set(self._models):
-            self._serve()
 
-    def _watch_setter(self, target: Any) -> None:
-        """Note what the engine asks the target to hand over: `set_aux_hidden_state_layers` (models/interfaces.py)."""
-        original = getattr(target, "set_aux_hidden_state_layers", None)
-        if original is None:
-            return
+def _role(session: Session, vllm_config: Any, model_config: Any) -> str:
+    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+    drafting = model_config is draft or getattr(model_config, "runner", "") == "draft"
+    return "drafter" if drafting or session.journal.is_drafter(model_config.model) else "target"
 
-        def setter(layers: Any) -> Any:
-            self._requested = [int(layer) for layer in layers]
-            return original(layers)
 
-        target.set_aux_hidden_state_layers = setter
-        self._undo.append(lambda: vars(target).pop("set_aux_hidden_state_layers", None))
+def _loaded(session: Session, role: str, model: Any) -> None:
+    if role == "target":
+        session.watch_setter(model, _SETTER)
+    if session.loaded(role, model):
+        session.serve(_CAPTURED)
+        _hook_serving(session)
 
-    def _serve(self) -> None:
-        target, drafter = self._models["target"], self._models["drafter"]
-        serving = ServingRecorder(
-            target, drafter, self._loads["drafter"], self._save_serving, self._done, self._journal.fault
-        )
-        serving.declared = lambda: next(
-            (
-                [int(layer) for layer in module.aux_hidden_state_layers]
-                for module in target.modules()
-                if getattr(module, "aux_hidden_state_layers", None)
-            ),
-            None,
-        )
-        self._serving = serving
-        hooked = {"execute_model": 0, "propose": 0}
-        for cls in self._engine_classes():
-            if "execute_model" in cls.__dict__ and cls.__module__.startswith(_RUNNERS) and hasattr(cls, "load_model"):
-                self._replace(cls, "execute_model", self._wrap_step(cls.__dict__["execute_model"]))
-                hooked["execute_model"] += 1
-            if "propose" in cls.__dict__ and hasattr(cls, "load_model"):
-                self._replace(cls, "propose", self._wrap_propose(cls.__dict__["propose"]))
-                hooked["propose"] += 1
-        for name, count in hooked.items():
-            if not count:
-                raise LookupError(
-                    f"no class with `{name}` among vLLM's {'runners' if name != 'propose' else 'proposers'}"
-                )
-        self._save_serving(serving.facts())
 
-    def _engine_classes(self) -> list[type]:
-        """Return the classes of the runners and proposers of every module that is imported in this process."""
-        found: dict[int, type] = {}
-        modules: list[tuple[str, Any]] = list(sys.modules.items())
-        for name, module in modules:
-            if name.startswith((_RUNNERS, *_PROPOSERS)) and module is not None:
-                names: dict[str, Any] = vars(module)
-                classes = [item for item in names.values() if isinstance(item, type)]
-                found |= {id(cls): cls for cls in classes if cls.__module__.startswith((_RUNNERS, *_PROPOSERS))}
-        return list(found.values())
+def _hook_serving(session: Session) -> None:
+    """Wrap the runner and the proposer, which exist by the time a drafter is loaded: whatever classes they are."""
+    hooked = {"execute_model": 0, "propose": 0}
+    wrap = {"execute_model": _execute_model, "propose": _propose}
+    for cls in _engine_classes():
+        for name, wrapper in wrap.items():
+            if name in cls.__dict__ and hasattr(cls, "load_model"):
+                session.replace(cls, name, wrapper(session, cls.__dict__[name]))
+                hooked[name] += 1
+    for name, count in hooked.items():
+        if not count:
+            raise LookupError(
+                f"no class with `{name}` and `load_model` in vLLM's modules {_RUNNERS}*, {_PROPOSERS[0]}*"
+            )
 
-    def _wrap_step(self, original: Any) -> Any:
-        signature = inspect.signature(original)
 
-        @functools.wraps(original)
-        def execute_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
-            serving = self._serving
-            if serving is not None and getattr(runner, "model", None) is not None:
+def _engine_classes() -> list[type]:
+    """Return the classes of the runners and proposers of every module that is imported in this process."""
+    found: dict[int, type] = {}
+    modules: list[tuple[str, Any]] = list(sys.modules.items())
+    for name, module in modules:
+        if name.startswith((_RUNNERS, *_PROPOSERS)) and module is not None:
+            names: dict[str, Any] = vars(module)
+            classes = [item for item in names.values() if isinstance(item, type)]
+            found |= {id(cls): cls for cls in classes if cls.__module__.startswith((_RUNNERS, *_PROPOSERS))}
+    return list(found.values())
 
-                def begin() -> None:
-                    given = signature.bind(runner, *args, **kwargs).arguments
-                    dummy = bool(given.get("dummy_run") or given.get("is_profile"))
-                    tokens = getattr(given.get("scheduler_output"), "total_num_scheduled_tokens", 0)
-                    serving.runner = f"{type(runner).__module__}.{type(runner).__qualname__}"
-                    serving.requested = self._requested
-                    serving.step_begins(real=not dummy and tokens > 0)
 
-                self._journal.guard("before a step", begin)
-            return original(runner, *args, **kwargs)
+def _dummy(given: dict[str, Any]) -> bool:
+    """V2 passes `dummy_run` and `is_profile`; V1 has methods of their own for such runs, which are not hooked."""
+    return bool(given.get("dummy_run") or given.get("is_profile"))
 
-        return execute_model
 
-    def _wrap_propose(self, original: Any) -> Any:
-        signature = inspect.signature(original)
-        if not set(_FEATURES) & set(signature.parameters):
-            return original  # `*args`: it passes the features on to one that names them
+def _execute_model(session: Session, original: Any) -> Any:
+    signature = inspect.signature(original)
 
-        @functools.wraps(original)
-        def propose(proposer: Any, *args: Any, **kwargs: Any) -> Any:
-            serving = self._serving
-            if serving is None or self._depth:
-                return original(proposer, *args, **kwargs)
+    @functools.wraps(original)
+    def execute_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        def begin() -> None:
+            given = signature.bind(runner, *args, **kwargs).arguments
+            tokens = getattr(given.get("scheduler_output"), "total_num_scheduled_tokens", 0)
+            session.step(runner, real=tokens > 0 and not _dummy(given))
 
-            def begin() -> None:
-                given = signature.bind(proposer, *args, **kwargs).arguments
-                value: Any = next((given[name] for name in _FEATURES if given.get(name) is not None), [])
-                serving.proposer = f"{type(proposer).__module__}.{type(proposer).__qualname__}"
-                dummy = bool(given.get("dummy_run") or given.get("is_profile"))
-                serving.propose_begins(list(value) if isinstance(value, (list, tuple)) else [value], real=not dummy)
+        if getattr(runner, "model", None) is not None:  # not a worker, which holds a runner
+            session.journal.guard("before a step", begin)
+        return original(runner, *args, **kwargs)
 
-            self._journal.guard("before a proposal", begin)
-            self._depth += 1
-            try:
-                return original(proposer, *args, **kwargs)
-            finally:
-                self._depth -= 1
-                self._journal.guard("after a proposal", serving.propose_ends)
+    return execute_model
 
-        return propose
 
-    def _save_serving(self, facts: dict[str, Any]) -> None:
-        self._journal.write("serving", {"place": _place(), **facts})
+def _propose(session: Session, original: Any) -> Any:
+    signature = inspect.signature(original)
+    if not set(_FEATURES) & set(signature.parameters):
+        return original  # `*args`: it passes the features on to one that names them
 
-    def _done(self) -> None:
-        """Everything is known: unhook, so that the rest of the run costs nothing."""
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
-        self._serving = None
-        self._models.clear()
-        if self._config is not None:
-            self._config.remove()
-        (self._journal.folder / f"complete-{os.getpid()}").touch()
+    @functools.wraps(original)
+    def propose(proposer: Any, *args: Any, **kwargs: Any) -> Any:
+        def features() -> tuple[list[Any], bool]:
+            given = signature.bind(proposer, *args, **kwargs).arguments
+            value: Any = next((given[name] for name in _FEATURES if given.get(name) is not None), [])
+            return (list(value) if isinstance(value, (list, tuple)) else [value]), not _dummy(given)
+
+        return session.propose(proposer, features, lambda: original(proposer, *args, **kwargs))
+
+    return propose

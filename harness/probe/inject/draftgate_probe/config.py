@@ -7,7 +7,6 @@ before anyone can say whose it is; whose each one was is decided when the eviden
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 from pathlib import Path
@@ -141,7 +140,7 @@ class ConfigReads:
 
     def install(self) -> None:
         """Begin to watch."""
-        reads, original = self, self._base.__getattribute__
+        reads, journal, original = self, self._journal, self._base.__getattribute__
 
         def __getattribute__(config: Any, name: str) -> Any:  # noqa: N807 -- it becomes the method
             if name.startswith("_") or torch.compiler.is_compiling():
@@ -161,7 +160,7 @@ class ConfigReads:
         def get_config_dict(cls: Any, *args: Any, **kwargs: Any) -> Any:
             path = args[0] if args else kwargs.get("pretrained_model_name_or_path")
             found, rest = unbound(cls, *args, **kwargs)
-            if reads.is_drafter(path):
+            if journal.is_drafter(path):
                 reads.learn_file(found)
                 found = traced(found, "", reads.note_raw)
             return found, rest
@@ -176,11 +175,6 @@ class ConfigReads:
             self._original = None
         self.write()
         self._watched.clear()
-
-    def is_drafter(self, path: object) -> bool:
-        """Say whether a path given to the engine is the drafter's."""
-        drafter = self._journal.drafter
-        return bool(drafter) and (str(path) == drafter or os.path.realpath(str(path)) == os.path.realpath(drafter))
 
     def _is_target(self, held: dict[str, Any]) -> bool:
         return str(held.get("_name_or_path", "")) == self._journal.target != self._journal.drafter
@@ -261,7 +255,7 @@ class ConfigReads:
         """Write the reads of the drafter's configs so far."""
         with self._lock:
             for config in list(self._watched.values()):
-                if self.is_drafter(vars(config).get("_name_or_path", "")):
+                if self._journal.is_drafter(vars(config).get("_name_or_path", "")):
                     self.claim(config)
             reads: dict[str, dict[str, Any]] = {}
             for (owner, path), (readers, seen, there) in self._reads.items():

@@ -38,6 +38,12 @@ class Journal:
         drafter = os.environ.get("DRAFTGATE_PROBE_DRAFTER", "")
         return cls(Path(folder), target, drafter, engine, engine_version)
 
+    def is_drafter(self, path: object) -> bool:
+        """Say whether a path given to the engine is the drafter's (and not the target's as well)."""
+        if not self.drafter or self.drafter == self.target:
+            return False
+        return str(path) == self.drafter or os.path.realpath(str(path)) == os.path.realpath(self.drafter)
+
     def write(self, stage: str, body: dict[str, Any], suffix: str = "") -> None:
         """Write this process's file for one stage, replacing the previous one as a whole."""
         record = {

@@ -1,0 +1,162 @@
+"""One process of the engine under watch: what is hooked, what was loaded, and how to let go. Knows no engine.
+
+An engine's attachment says when things happen; this says what is recorded then, and keeps every failure of ours away
+from the engine.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from .config import ConfigReads
+from .loading import LoadRecorder
+from .serving import ServingRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .journal import Journal
+
+
+class Session:
+    """The recorders of one process. `place` returns where in the engine it stands (ranks and sizes)."""
+
+    def __init__(self, journal: Journal, place: Callable[[], dict[str, int]]) -> None:
+        self.journal = journal
+        self.serving: ServingRecorder | None = None
+        self.requested: list[int] | None = None
+        self._place = place
+        self._config: ConfigReads | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._models: dict[str, Any] = {}
+        self._loads: dict[str, dict[str, Any]] = {}
+        self._number = 0
+        self._proposing = False
+
+    def start(self, hooks: dict[str, Callable[[], None]]) -> None:
+        """Install the attachment's hooks, by name. One that cannot be installed is a fault, not the engine's problem."""
+        for what, hook in hooks.items():
+            self.journal.attach(what, hook)
+        self.journal.write_process()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        if self._config is not None:
+            self._config.forked()
+        self.journal.write_process()
+
+    def replace(self, owner: Any, name: str, new: Any) -> None:
+        """Put a function of ours in the place of a class's own, until the evidence is complete."""
+        old = owner.__dict__[name]
+        setattr(owner, name, new)
+        self._undo.append(lambda: setattr(owner, name, old))
+
+    def watch_config(self, base: Any) -> None:
+        """Record config reads; `base` is the config library's base class."""
+        self._config = ConfigReads(self.journal, base)
+        self._config.install()
+
+    def claim(self, *configs: Any) -> None:
+        """Say that config objects are the drafter's."""
+        if self._config is not None:
+            for config in configs:
+                self._config.claim(config)
+
+    def load(self, role: str, model: Any, path: str, loader: str, run: Callable[[], Any]) -> Any:
+        """Run the engine's loading of one model's weights and record it, raising or not. Returns what `run` returns."""
+        try:
+            recorder = LoadRecorder(model, path, self.journal.fault)
+        except Exception as error:  # noqa: BLE001 -- the engine must load its weights whatever we do
+            self.journal.fault(f"recording the {role}'s load", error)
+            return run()
+        try:
+            with recorder:
+                return run()
+        finally:
+            about = {
+                "path": path,
+                "loader": loader,
+                "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
+            }
+            self.journal.guard(f"the {role}'s load", lambda: self._write_load(role, about, recorder))
+
+    def _write_load(self, role: str, about: dict[str, Any], recorder: LoadRecorder) -> None:
+        facts = {"role": role, "place": self._place(), **about, **recorder.facts()}
+        self._loads[role] = facts
+        self._number += 1
+        self.journal.write(f"load-{role}", facts, suffix=f"-{self._number}")
+
+    def loaded(self, role: str, model: Any) -> bool:
+        """Say that a model is ready; returns True once, when both are and `serve` is to be called."""
+        self._models[role] = model
+        return self.serving is None and {"target", "drafter"} <= set(self._models)
+
+    def watch_setter(self, target: Any, name: str) -> None:
+        """Note what the engine passes to the target's method by which it asks for auxiliary layers, if it has one."""
+        original = getattr(target, name, None)
+        if original is None:
+            return
+
+        def setter(layers: Any, *args: Any, **kwargs: Any) -> Any:
+            self.requested = None if layers is None else [int(layer) for layer in layers]
+            return original(layers, *args, **kwargs)
+
+        setattr(target, name, setter)
+        self._undo.append(lambda: vars(target).pop(name, None))
+
+    def serve(self, attribute: str) -> None:
+        """Get ready to watch the drafter. `attribute` holds the target's captured layers, in some module of it."""
+        target, drafter = self._models["target"], self._models["drafter"]
+        self.serving = ServingRecorder(
+            target, drafter, self._loads["drafter"], self._save, self._done, self.journal.fault
+        )
+        self.serving.declared = lambda: next(
+            (
+                [int(n) for n in getattr(module, attribute)]
+                for module in target.modules()
+                if getattr(module, attribute, 0)
+            ),
+            None,
+        )
+        self._save(self.serving.facts())
+
+    def step(self, runner: Any, *, real: bool) -> None:
+        """Say that a runner is about to run the target; not `real` for profiling, warm-up and capture."""
+        if self.serving is not None:
+            self.serving.runner = f"{type(runner).__module__}.{type(runner).__qualname__}"
+            self.serving.requested = self.requested
+            self.serving.step_begins(real=real)
+
+    def propose(self, proposer: Any, features: Callable[[], tuple[list[Any], bool]], run: Callable[[], Any]) -> Any:
+        """Run one call of the proposer and record it. `features` returns what it was given and whether it is real."""
+        serving = self.serving
+        if serving is None or self._proposing:  # a proposer that calls its parent's
+            return run()
+
+        def begin() -> None:
+            given, real = features()
+            serving.proposer = f"{type(proposer).__module__}.{type(proposer).__qualname__}"
+            serving.propose_begins(given, real=real)
+
+        self.journal.guard("before a proposal", begin)
+        self._proposing = True
+        try:
+            return run()
+        finally:
+            self._proposing = False
+            self.journal.guard("after a proposal", serving.propose_ends)
+
+    def _save(self, facts: dict[str, Any]) -> None:
+        self.journal.write("serving", {"place": self._place(), **facts})
+
+    def _done(self) -> None:
+        """Everything is known: unhook, so that the rest of the run costs nothing."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+        self._models.clear()
+        self.serving = None
+        if self._config is not None:
+            self._config.remove()
+        (self.journal.folder / f"complete-{os.getpid()}").touch()
