@@ -39,7 +39,7 @@ TARGET = 0.99
 ALPHA = 0.025
 """On each side, so that bounds make a 95 % interval."""
 
-CANARIES = {"heavy": 48, "small": 512}
+CANARIES = {"heavy": 48, "small": 256}
 """Output tokens per prompt, by canary: rounds of some seconds. A step of `small` is nearly all Python: the worst."""
 
 _ADAPTER = VllmAdapter()
@@ -177,8 +177,12 @@ def report(measured: dict[str, list[Replicate]]) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add how much is measured."""
-    parser.add_argument("--starts", type=int, default=4, metavar="N", help="starts of each server (default: 4)")
-    parser.add_argument("--rounds", type=int, default=8, metavar="N", help="pairs of rounds a start (default: 8)")
+    parser.add_argument(
+        "--starts", type=int, default=2, metavar="N", help="starts of each server, an even number (default: 2)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=8, metavar="N", help="pairs of rounds a start, an even number (default: 8)"
+    )
 
 
 def main() -> int:

@@ -55,11 +55,11 @@ BIAS = 4.0
 
 @dataclasses.dataclass(frozen=True)
 class _State:
-    """The constants of the drafter's state.
+    """The constants of the drafter's state: `*_handed` as a step finds them, `*_kept` before the final norm.
 
-    `handed` maps channel to value in the state it is given, `out` (and the channel at `code` and `prev`) aside; `kept`
-    the same in the state it hands on before the final norm, which under `norm_output` is what turns one into the other.
-    `prev_gain` is what `hidden_norm` makes of the residual's `prev` under `norm_before_residual`.
+    The two differ under `norm_output` only, where the final norm turns what is kept into what is handed. `prev_gain` is
+    what `hidden_norm` makes of the residual's `prev` under `norm_before_residual`, else 1. `room` and `ballast` are the
+    values on the channels of those names.
     """
 
     out_handed: float
@@ -100,13 +100,10 @@ def drafter_tensors(spec: CanarySpec, oracle: Oracle) -> dict[str, NDArray[Any]]
     rng = np.random.default_rng(spec.seed + 1)
     dtype = weight_dtype(spec)
     tensors = _fc(spec, at, state, rng)
-
-    read_embedding = _embedding(spec, oracle, at) if spec.own_embed_tokens else None
-    if read_embedding is not None:
-        tensors["embed_tokens.weight"] = read_embedding
-    token, one = (
-        (at.token, at.one) if spec.own_embed_tokens else (TargetLayout.of(spec).token, TargetLayout.of(spec).one)
-    )
+    if spec.own_embed_tokens:
+        tensors["embed_tokens.weight"] = _embedding(spec, oracle, at)
+    embedded: DrafterLayout | TargetLayout = at if spec.own_embed_tokens else TargetLayout.of(spec)
+    token, one = embedded.token, embedded.one
     input_norm = free_norm(rng, spec.hidden, marks=token, one=[one], dtype=dtype)
     # Under norm_before_residual this norm's output is the residual, so what is carried on must have weight 1.
     carried = [*at.out, *at.ballast, *at.room, at.trade, at.one]

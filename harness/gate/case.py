@@ -310,10 +310,21 @@ class Case:
         }
 
     def release(self) -> None:
-        """Stop this case's servers."""
+        """Stop this case's servers.
+
+        Raises:
+            ExceptionGroup: what went wrong; one server's trouble does not keep the other running.
+
+        """
+        errors: list[Exception] = []
         for launch in (self.__dict__.get("_speculative_launch"), self.__dict__.get("_plain_launch")):
             if launch is not None:
-                self.pool.release(self.adapter.spec(self.identity, launch))
+                try:
+                    self.pool.release(self.adapter.spec(self.identity, launch))
+                except Exception as error:  # noqa: BLE001 -- collected and raised
+                    errors.append(error)
+        if errors:
+            raise ExceptionGroup(f"the servers of {self.id} did not end well", errors)
 
 
 # Enough for an ad-hoc pair to be judged without a prompts file; a real pair should bring its own held-out prompts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import fnmatch
 import functools
 import tomllib
@@ -223,27 +224,36 @@ def _keys(role: str, loads: Sequence[Load], exceptions: Exceptions, source: str)
     )
 
 
+class _State(enum.Enum):
+    """What is known of one parameter."""
+
+    FILLED = enum.auto()
+    EXCUSED = enum.auto()
+    UNSURE = enum.auto()
+    LACKING = enum.auto()
+
+
+def _state(role: str, parameter: Parameter, exceptions: Exceptions, shared: set[str]) -> _State:
+    if parameter.written and not parameter.untouched:
+        return _State.FILLED if parameter.exact else _State.UNSURE
+    is_shared = parameter.name in shared or shared.intersection(parameter.aliases)
+    if is_shared or exceptions.reason(role, "parameter", parameter.name):
+        return _State.EXCUSED
+    return _State.UNSURE if parameter.unseen_change else _State.LACKING
+
+
 def _parameters(role: str, loads: Sequence[Load], exceptions: Exceptions, shared: set[str], source: str) -> Finding:
-    lacking: dict[str, Parameter] = {}
-    unsure: dict[str, Parameter] = {}
-    seen = excused = elements = 0
-    for load in loads:
-        for parameter in load.parameters:
-            if parameter.kind == "attribute" or not parameter.elements:
-                continue
-            seen += 1
-            elements += parameter.elements
-            if parameter.written and not parameter.untouched:
-                if not parameter.exact:
-                    unsure[parameter.name] = parameter
-                continue
-            is_shared = parameter.name in shared or shared.intersection(parameter.aliases)
-            if is_shared or exceptions.reason(role, "parameter", parameter.name):
-                excused += 1
-            elif parameter.unseen_change:
-                unsure[parameter.name] = parameter
-            else:
-                lacking[parameter.name] = parameter
+    looked_at = [
+        (_state(role, parameter, exceptions, shared), parameter)
+        for load in loads
+        for parameter in load.parameters
+        if parameter.kind != "attribute" and parameter.elements
+    ]
+    seen = len(looked_at)
+    elements = sum(parameter.elements for _, parameter in looked_at)
+    excused = sum(state is _State.EXCUSED for state, _ in looked_at)
+    unsure = {parameter.name for state, parameter in looked_at if state is _State.UNSURE}
+    lacking = {parameter.name: parameter for state, parameter in looked_at if state is _State.LACKING}
     if not seen:
         return Finding(
             "WGT004",

@@ -40,13 +40,18 @@ class Divergence:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Two outputs generated from one context: the prompt and the plain target's first `start` tokens."""
+    """Two outputs generated from one context: the prompt and the plain target's first `start` tokens.
+
+    The seconds are wall times of the two requests.
+    """
 
     start: int
     spec: tuple[int, ...]
     plain: tuple[int, ...]
     spec_finish: str
     plain_finish: str
+    spec_seconds: float
+    plain_seconds: float
     divergence: Divergence | None
 
 
@@ -139,7 +144,8 @@ def _compare(first: Endpoint, plain: Endpoint, prompt: Prompt, max_tokens: int) 
         if at is not None:
             logits, missing = _logits(plain, context, theirs[:at])
             divergence = Divergence(start + at, ours[at], theirs[at], logits, missing)
-        segments.append(Segment(start, ours, theirs, spec_answer.finish_reason, plain_answer.finish_reason, divergence))
+        ends = spec_answer.finish_reason, plain_answer.finish_reason, spec_answer.seconds, plain_answer.seconds
+        segments.append(Segment(start, ours, theirs, *ends, divergence))
         # Nothing follows where the plain output ends on the token that differs, and without the prompt's token ids
         # there is no context to resume from.
         if at is None or context is None or at + 1 >= len(theirs) or len(segments) > MAX_RESUMES:

@@ -46,6 +46,11 @@ def test_canonical_tokens_leave_no_zero_in_d2t():
     assert SMALL.none_token not in SMALL.canonical
 
 
+@pytest.mark.parametrize("spec", SHIPPED.values(), ids=SHIPPED)
+def test_no_shipped_target_ever_says_its_bos_or_eos(spec):
+    assert not {spec.vocab - 2, spec.vocab - 1} & set(make_oracle(spec).canonical)
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.5, 1.0])
 def test_the_wrong_share_is_exact_and_every_wrong_entry_is_wrong(fraction):
     oracle = make_oracle(CanarySpec("x", wrong_fraction=fraction))

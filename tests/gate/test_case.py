@@ -107,6 +107,21 @@ def test_the_two_launches_differ_by_drafter_and_probe_only(cache, tmp_path):
     assert case.evidence_so_far() is not None, "started, and without evidence: that must be said"
 
 
+def test_one_server_that_will_not_end_does_not_keep_the_other(cache, tmp_path):
+    asked = []
+
+    def release(spec):
+        asked.append(spec.name)
+        raise RuntimeError(spec.name)
+
+    case = make(SMALL, cache, tmp_path)
+    case.pool = types.SimpleNamespace(release=release)
+    _ = case._speculative_launch, case._plain_launch
+    with pytest.raises(ExceptionGroup, match="did not end well"):
+        case.release()
+    assert asked == ["c-spec", "c-plain"]
+
+
 def test_a_lost_connection_names_the_log():
     class Busy:
         log_path = Path("/the/log")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import types
+from importlib.metadata import entry_points
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from draftgate_probe.serving import ENOUGH
 from safetensors.torch import save_file
 
 from harness.errors import EvidenceError
-from harness.probe.evidence import Fate, read, read_loads
+from harness.probe.evidence import PLUGIN, Fate, read, read_loads
 from tests.probe.test_config import make_library
 from tests.probe.test_serving import Drafter, Target
 
@@ -150,6 +151,11 @@ def vllm(monkeypatch, tmp_path):
     for cls in (Target, Drafter):
         if "load_weights" in cls.__dict__:
             del cls.load_weights
+
+
+def test_the_engine_finds_the_probe_by_its_entry_point():
+    (found,) = [point for point in entry_points(group="vllm.general_plugins") if point.name == PLUGIN]
+    assert found.load() is attach_vllm.register
 
 
 def test_a_run_from_load_to_the_last_hook(vllm):

@@ -9,6 +9,7 @@ import sys
 import types
 
 import pytest
+import torch
 from draftgate_probe.config import ConfigReads, TracedDict, flatten
 from draftgate_probe.journal import Journal
 
@@ -29,9 +30,9 @@ class PretrainedConfig:
     def __init__(self, **kwargs):
         self.__dict__.update(kwargs)
     def __getattribute__(self, name):
-        if name != "attribute_map":
-            name = object.__getattribute__(self, "attribute_map").get(name, name)
-        return object.__getattribute__(self, name)
+        if name != "attribute_map" and name in super().__getattribute__("attribute_map"):
+            name = super().__getattribute__("attribute_map")[name]
+        return super().__getattribute__(name)
     @property
     def half(self):
         return self.hidden_size // 2
@@ -173,6 +174,12 @@ def test_reads_are_written_without_anyone_asking(watched):
     watched.reads._timer.join()
     (file,) = watched.journal.folder.glob("config-*.json")
     assert "hidden_size" in file.read_text()
+
+
+def test_compiled_code_that_reads_a_config_stays_one_graph(watched):
+    config = watched.config
+    compiled = torch.compile(lambda x: x * config.hidden_size, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(1)).item() == 8
 
 
 def test_flatten_names_every_leaf():

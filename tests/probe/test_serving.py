@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from draftgate_probe import serving
-from draftgate_probe.matching import find_projection
+from draftgate_probe.matching import find_projection, hidden_size
 from draftgate_probe.serving import ENOUGH, ServingRecorder
 from torch import nn
 
@@ -214,6 +214,18 @@ def test_layers_that_run_without_their_hooks_are_said_to_be_unobserved(monkeypat
     assert any("drafter" in text for text in engine.saved[-1]["unobserved"])
 
 
+def test_code_that_is_compiled_with_our_hooks_in_it_stays_one_graph_and_is_unobserved():
+    engine = Engine()
+    engine.recorder.step_begins(real=True)
+    compiled = torch.compile(engine.target.forward, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        _, aux = compiled(torch.arange(4))
+    engine.recorder.propose_begins([torch.cat(aux, -1)], real=True)
+    engine.recorder.propose_ends()
+    assert engine.proposals[0]["captures"] == []
+    assert any("target's layers" in text for text in engine.saved[-1]["unobserved"])
+
+
 def test_features_of_a_strange_width_are_said_to_be_unobserved():
     engine = Engine(drafter=Drafter(bypass=True))
     engine.step(change=lambda aux: torch.cat(aux, -1)[:, :-1])
@@ -227,6 +239,18 @@ def test_the_projection_is_found_by_its_key_and_failing_that_by_its_shape():
     assert find_projection(drafter, load_record(key=None), WIDTH)[2] == "shape"
     assert find_projection(drafter, load_record(key="midlayer.mlp.fc1.weight"), WIDTH)[2] == "shape"
     assert find_projection(drafter, {"parameters": []}, WIDTH) is None
+
+
+def test_the_hidden_size_is_the_norms_and_not_the_experts_scales_or_a_head_s():
+    target = Target()
+    for layer in target.layers:
+        layer.post_norm = nn.LayerNorm(WIDTH, bias=False)
+        layer.q_norm, layer.k_norm = nn.LayerNorm(2, bias=False), nn.LayerNorm(2, bias=False)
+        for number in range(5):
+            layer.register_parameter(f"w{number}_scale", nn.Parameter(torch.ones(256)))
+    assert hidden_size(target, list(target.layers)) == WIDTH
+    with pytest.raises(LookupError, match="no layer norm"):
+        hidden_size(target, [nn.Linear(2, 2)])
 
 
 def test_shared_memory_of_target_and_drafter_is_named():

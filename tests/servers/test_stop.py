@@ -239,3 +239,11 @@ def test_temporary_files_leave_room_for_a_sockets_path(tmp_path):
     assert short.parent == Path("/x")
     long = workspace.tmpdir(tmp_path / ("d" * 80), "0" * 32)
     assert len(os.fsencode(long)) <= 64
+
+
+def test_a_log_that_was_removed_does_not_keep_the_server_alive(fake, tmp_path):
+    server = start(fake("child"), tmp_path, generated)
+    server.log_path.unlink()
+    server.stop()
+    assert not runs(server.pid)
+    assert is_closed(server.port)

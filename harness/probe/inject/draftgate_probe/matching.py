@@ -34,10 +34,13 @@ def decoder_layers(model: Any) -> list[Any]:
 
 
 def hidden_size(model: Any, layers: list[Any]) -> int:
-    """Return the width of a model's hidden state: the commonest length of a vector in its layers (their norms)."""
-    lengths: dict[int, int] = collections.Counter(
-        p.shape[0] for layer in layers for p in layer.parameters() if p.dim() == 1
-    )
+    """Return the width of a model's hidden state: the commonest, then longest, of its layers' norms.
+
+    By the parameters' names, because a quantised mixture of experts has more vectors of scales than of norms.
+    """
+    vectors = [(name, p.shape[0]) for layer in layers for name, p in layer.named_parameters() if p.dim() == 1]
+    norms = [length for name, length in vectors if "norm" in name.lower() or "ln" in name.lower()]
+    lengths: dict[int, int] = collections.Counter(norms)
     if not lengths:
         raise LookupError(f"{type(model).__name__}: no layer norm to learn the hidden size from")
     return max(lengths, key=lambda length: (lengths[length], length))

@@ -35,7 +35,7 @@ class Session:
         self._proposing = False
 
     def start(self, hooks: dict[str, Callable[[], None]]) -> None:
-        """Install the attachment's hooks, by name. One that cannot be installed is a fault, not the engine's problem."""
+        """Install the attachment's hooks, by name. One that cannot be installed is a fault and no more."""
         for what, hook in hooks.items():
             self.journal.attach(what, hook)
         self.journal.write_process()
