@@ -90,10 +90,7 @@ def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
     findings: list[Finding] = []
     measured: dict[str, Any] = {}
     shared = {name for serving in evidence.servings for name, _ in serving.shared}
-    filled_target = _filled_names(evidence.of("target"))
-    sharing_ok = {
-        name for serving in evidence.servings for name, target_name in serving.shared if target_name in filled_target
-    }
+    borrowed = _borrowed(evidence)
     for role in ("target", "drafter"):
         loads = evidence.of(role)
         source = f"probe: {role}'s load_weights on {len(loads)} rank(s)"
@@ -102,7 +99,7 @@ def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
         if not usable:
             continue
         findings.append(_keys(role, usable, exceptions, source))
-        findings.append(_parameters(role, usable, exceptions, sharing_ok if role == "drafter" else set(), source))
+        findings.append(_parameters(role, usable, exceptions, borrowed if role == "drafter" else set(), source))
         measured[role] = {
             "ranks": len(usable),
             "model_class": usable[0].model_class,
@@ -338,6 +335,24 @@ def _config(keys: Sequence[ConfigKey], rules: Iterable[ConfigRule]) -> Finding:
         source=source,
         actual=f"{sum(key.read for key in keys)} of {len(keys)} keys read",
     )
+
+
+def _borrowed(evidence: Evidence) -> set[str]:
+    """Return the drafter's tensors that rightly are the target's: filled there, and of the shape the drafter was built for.
+
+    A drafter without `lm_head` of its own is given the target's by vLLM 0.32.0 (v1/spec_decode/llm_base_proposer.py),
+    whatever its draft vocabulary: another shape is no substitute.
+    """
+    filled = _filled_names(evidence.of("target"))
+    shapes = {
+        role: {p.name: p.shape for load in evidence.of(role) for p in load.parameters} for role in ("target", "drafter")
+    }
+    return {
+        mine
+        for serving in evidence.servings
+        for mine, theirs in serving.shared
+        if theirs in filled and shapes["drafter"].get(mine) == shapes["target"].get(theirs)
+    }
 
 
 def _filled_names(loads: Sequence[Load]) -> set[str]:

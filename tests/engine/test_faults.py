@@ -86,7 +86,7 @@ def test_a_removed_tensor(small, judge, tmp_path, tensor):
     assert result.verdict("acceptance") == "FAIL"
     assert result.verdict("weights") == "FAIL"
     finding = result.finding("weights", "WGT004")
-    named = {"d2t": "draft_id_to_target_id", "lm_head.weight": "lm_head"}.get(tensor, tensor.split(".")[-2])
+    named = "draft_id_to_target_id" if tensor == "d2t" else tensor.split(".")[-2]
     fused = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
     fused["up_proj"] = "gate_up_proj"
     assert fused.get(named, named) in finding["actual"]

@@ -111,6 +111,16 @@ def test_sharing_with_an_unfilled_one_helps_nobody():
     assert codes == ["WGT004", "WGT004"]
 
 
+def test_sharing_a_head_of_another_shape_helps_nobody():
+    """The target's head has a row for each of its tokens, the drafter's one for each of its own, fewer."""
+    made = evidence()
+    head = dataclasses.replace(parameter("lm_head.weight", 0), shape=(4, 16))
+    drafter = with_drafter([parameter("model.fc.weight"), head])["loads"][1]
+    servings = (dataclasses.replace(made.servings[0], shared=(("lm_head.weight", "lm_head.weight"),)),)
+    finding = red(judge(loads=(made.loads[0], drafter), servings=servings), "WGT004")
+    assert "lm_head.weight" in finding.actual
+
+
 def test_one_rank_of_two_unfilled():
     made = evidence()
     bad = load(
