@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.probe.facts import Evidence, Proposal, Serving
+from harness.probe.facts import Absent, Evidence, Proposal, Serving
 from harness.verdict import Finding, Judgement, Verdict
 
 __all__ = ["Expected", "default_layers", "expected", "judge"]
@@ -69,7 +69,7 @@ def judge(evidence: Evidence, want: Expected) -> Judgement:
             continue
         findings.append(_width(serving.proposals, want, where))
         findings.append(_projection(serving, want, where))
-        findings.append(_layers(serving, want, where))
+        findings.append(_layers(serving, want, evidence.absent, where))
     if not evidence.servings:
         findings.append(_unseen("no drafter at work was seen", "no process wrote serving evidence", "probe"))
     measured = {
@@ -186,7 +186,7 @@ def _projection(serving: Serving, want: Expected, source: str) -> Finding:
     )
 
 
-def _layers(serving: Serving, want: Expected, source: str) -> Finding:
+def _layers(serving: Serving, want: Expected, absent: Sequence[Absent], source: str) -> Finding:
     seen = [proposal for proposal in serving.proposals if proposal.captures]
     said = f"the engine asked the target for {serving.requested}, and it declares {serving.declared}"
     expected_text = f"inputs of layers {list(want.layers)} ({want.layers_source})"
@@ -217,6 +217,7 @@ def _layers(serving: Serving, want: Expected, source: str) -> Finding:
         f"chunk {number}: {' or '.join(map(str, layers)) or 'none'}" for number, layers in enumerate(bad.layers())
     )
     defaults = default_layers(serving.target_layers)
+    asked = ", ".join(key.path for key in absent if "layer" in key.path)
     if _matches(bad, defaults) and tuple(want.layers) != defaults:
         return Finding(
             "AUX005",
@@ -226,8 +227,9 @@ def _layers(serving: Serving, want: Expected, source: str) -> Finding:
             expected=expected_text,
             actual=f"{flat}; {said}",
             source=source,
-            cause="the engine fell back to EAGLE-3's default layers: it did not read the ids in the drafter's config",
-            remedy="put the ids where this version reads them, or use another version or runner; WGT005 names the key",
+            cause="the engine fell back to EAGLE-3's default layers: it does not take the ids from where they stand"
+            + (f"; it asked the drafter's config for keys that are not there: {asked}" if asked else ""),
+            remedy="put the ids where this version looks for them, or use another version or runner",
         )
     if not any(layers for layers in bad.layers()):
         return Finding(

@@ -19,7 +19,7 @@ from harness.gate.startup import Started
 from harness.measure.endpoint import Counters, Endpoint, Generation, Prompt, TokenLogit
 from harness.pairs.model import Pair
 from harness.probe import evidence as probe
-from harness.probe.facts import Evidence
+from harness.probe.facts import Evidence, Load
 from harness.servers.pool import ServerPool
 from harness.servers.server import Server
 from harness.verdict import Finding
@@ -261,6 +261,13 @@ class Case:
         """Return what the probe saw in the speculative server, which is started if need be."""
         self.server(speculative=True)
         return probe.read(self.folder / "evidence")
+
+    def loads_of_failed_start(self) -> tuple[Load, ...]:
+        """Return the loads that the probe saw in a server that did not start; none if it saw nothing."""
+        try:
+            return probe.read_loads(self.folder / "evidence")
+        except EvidenceError:
+            return ()
 
     def evidence_so_far(self) -> Evidence | str | None:
         """Return the probe's evidence for the record, or why it cannot be read; None if nothing was started."""

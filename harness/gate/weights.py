@@ -7,8 +7,9 @@ import dataclasses
 import enum
 import fnmatch
 import functools
+import math
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from harness.errors import UsageError
-from harness.probe.facts import ConfigKey, Evidence, Fate, Key, Load, Parameter
+from harness.probe.facts import ConfigKey, Evidence, Fate, Load, Parameter
 from harness.verdict import Finding, Judgement, Verdict
 
-__all__ = ["EXCEPTIONS", "ConfigRule", "Exceptions", "judge", "load_exceptions"]
+__all__ = ["EXCEPTIONS", "ConfigRule", "Exceptions", "judge", "judge_failed_start", "load_exceptions"]
 
 EXCEPTIONS = Path(__file__).with_name("weight_exceptions.toml")
 _NAMED = 12
@@ -98,12 +99,13 @@ def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
         findings += _unusable(role, loads, source)
         if not usable:
             continue
-        findings.append(_keys(role, usable, exceptions, source))
+        fates = _fates(evidence, role)
+        findings.append(_keys(role, usable, fates, exceptions, source))
         findings.append(_parameters(role, usable, exceptions, borrowed if role == "drafter" else set(), source))
         measured[role] = {
             "ranks": len(usable),
             "model_class": usable[0].model_class,
-            "keys": dict(collections.Counter(fate.value for fate in _fates(usable).values())),
+            "keys": dict(collections.Counter(fate.value for fate in fates.values())),
             "tensors": sum(len(load.parameters) for load in usable),
             "limits": sorted({limit for load in usable for limit in load.limits}),
         }
@@ -111,6 +113,17 @@ def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
     measured["shared"] = sorted(shared)
     measured["config_never_read"] = [key.path for key in evidence.config if not key.read]
     return Judgement("weights", tuple(findings), measured)
+
+
+def judge_failed_start(loads: Sequence[Load]) -> Judgement | None:
+    """Judge what a server that died had loaded; None if no load raised, for then the weights were not what killed it."""
+    findings = [
+        finding
+        for role in ("target", "drafter")
+        for finding in _unusable(role, [load for load in loads if load.role == role and load.error], "probe")
+        if finding.code == "WGT002"
+    ]
+    return Judgement("weights", tuple(findings)) if findings else None
 
 
 def _unusable(role: str, loads: Sequence[Load], source: str) -> list[Finding]:
@@ -154,28 +167,16 @@ def _unusable(role: str, loads: Sequence[Load], source: str) -> list[Finding]:
     return findings
 
 
-def _fates(loads: Sequence[Load]) -> dict[str, Fate]:
-    """Return the best fate of each key over all ranks: a pipeline stage rightly drops the other stages' keys."""
-    order = [Fate.USED, Fate.READ, Fate.OVERWRITTEN, Fate.DROPPED, Fate.NEVER_OFFERED]
-    best: dict[str, Key] = {}
-    for load in loads:
-        for key in load.keys:
-            known = best.get(key.name)
-            if known is None or order.index(key.fate) < order.index(known.fate):
-                best[key.name] = key
-    return {name: _value_fate(key) for name, key in best.items()}
+def _fates(evidence: Evidence, role: str) -> dict[str, Fate]:
+    """Return each key's fate over all ranks; reading its values is use only for a scalar, not for a matrix."""
+    scalars = {key.name for load in evidence.of(role) for key in load.keys if math.prod(key.shape) == 1}
+    return {
+        name: Fate.DROPPED if fate is Fate.READ and name not in scalars else fate
+        for name, fate in evidence.fates(role).items()
+    }
 
 
-def _value_fate(key: Key) -> Fate:
-    """Count reading as use only for scalars: nobody takes a matrix over value by value."""
-    size = 1
-    for side in key.shape:
-        size *= side
-    return Fate.DROPPED if key.fate is Fate.READ and size != 1 else key.fate
-
-
-def _keys(role: str, loads: Sequence[Load], exceptions: Exceptions, source: str) -> Finding:
-    fates = _fates(loads)
+def _keys(role: str, loads: Sequence[Load], fates: Mapping[str, Fate], exceptions: Exceptions, source: str) -> Finding:
     lost: dict[Fate, list[str]] = {}
     ignored = []
     for name, fate in sorted(fates.items()):
@@ -338,7 +339,7 @@ def _config(keys: Sequence[ConfigKey], rules: Iterable[ConfigRule]) -> Finding:
 
 
 def _borrowed(evidence: Evidence) -> set[str]:
-    """Return the drafter's tensors that rightly are the target's: filled there, and of the shape the drafter was built for.
+    """Return the drafter's tensors that rightly are the target's: filled there, and of the shape the drafter has.
 
     A drafter without `lm_head` of its own is given the target's by vLLM 0.32.0 (v1/spec_decode/llm_base_proposer.py),
     whatever its draft vocabulary: another shape is no substitute.
@@ -351,7 +352,7 @@ def _borrowed(evidence: Evidence) -> set[str]:
         mine
         for serving in evidence.servings
         for mine, theirs in serving.shared
-        if theirs in filled and shapes["drafter"].get(mine) == shapes["target"].get(theirs)
+        if theirs in filled and ours.get(mine) == targets.get(theirs)
     }
 
 

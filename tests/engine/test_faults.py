@@ -120,10 +120,12 @@ def test_a_drafter_that_loads_and_is_never_right(small, judge, tmp_path, fault):
 
 
 def test_an_unknown_prefix(small, judge, tmp_path):
-    result = judge(*pair(faults.apply("rename-prefix", small.drafter, tmp_path / "drafter")), select="startup")
+    drafter = faults.apply("rename-prefix", small.drafter, tmp_path / "drafter")
+    result = judge(*pair(drafter), select="startup or weights or acceptance")
     assert result.status == 1
-    assert "decoder" in result.output
     assert result.verdict("startup") == "FAIL"
+    assert "decoder" in result.finding("weights", "WGT002")["actual"]
+    assert result.verdict("acceptance") == "INVALID"
 
 
 def test_the_speculation_flag_forgotten(small, judge, tmp_path):
@@ -178,6 +180,6 @@ def test_known_issue_v2_ignores_the_layer_ids(judge):
     finding = result.finding("aux_hidden", "AUX005")
     assert "[2, 4, 5] were captured instead of [1, 3, 6]" in finding["summary"]
     assert "VLLM-V2-AUX-IDS" in finding["known_issue"]
-    assert "eagle_aux_hidden_state_layer_ids" in result.finding("weights", "WGT005")["actual"]
+    assert "eagle_config.layer_ids" in finding["cause"]
     assert result.verdict("acceptance") == "FAIL"
     assert result.verdict("losslessness") == "PASS"

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from harness.gate import aux_hidden
+from harness.probe.facts import Absent
 from harness.verdict import Verdict
 from tests.gate.evidence import capture, evidence, proposal, serving
 
@@ -56,6 +57,15 @@ def test_defaults_instead_of_what_the_config_asks():
     assert "[2, 4, 5]" in finding.summary
     assert "[1, 3, 6]" in finding.summary
     assert finding.verdict is Verdict.FAIL
+
+
+def test_keys_that_the_engine_looked_for_are_named():
+    want = dataclasses.replace(WANT, layers=(1, 3, 6))
+    absent = (Absent("eagle_config.layer_ids", ("engine",)), Absent("rope_scaling", ("engine",)))
+    seen = evidence(servings=(serving([proposal()]),), absent=absent)
+    cause = red(aux_hidden.judge(seen, want))["AUX005"].cause
+    assert "eagle_config.layer_ids" in cause
+    assert "rope" not in cause
 
 
 def test_states_that_equal_nothing():

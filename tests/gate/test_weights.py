@@ -190,3 +190,15 @@ def test_a_row_with_a_missing_reason_is_refused(tmp_path):
 def test_serving_is_needed_for_sharing_only():
     assert judge(servings=()).verdict is Verdict.PASS
     assert judge(servings=(serving([]),)).verdict is Verdict.PASS
+
+
+def test_a_failed_start_names_the_load_that_raised():
+    raising = with_drafter(error="KeyError: 'decoder.q'")["loads"]
+    judgement = weights.judge_failed_start(raising)
+    assert judgement.verdict is Verdict.FAIL
+    assert "decoder.q" in judgement.as_text()
+
+
+def test_a_failed_start_without_one_is_not_the_weights_fault():
+    assert weights.judge_failed_start(evidence().loads) is None
+    assert weights.judge_failed_start(()) is None
