@@ -116,7 +116,7 @@ def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
 
 
 def judge_failed_start(loads: Sequence[Load]) -> Judgement | None:
-    """Judge what a server that died had loaded; None if no load raised, for then the weights were not what killed it."""
+    """Judge what a server that died had loaded; None if no load raised: then the weights did not kill it."""
     findings = [
         finding
         for role in ("target", "drafter")
@@ -345,9 +345,10 @@ def _borrowed(evidence: Evidence) -> set[str]:
     whatever its draft vocabulary: another shape is no substitute.
     """
     filled = _filled_names(evidence.of("target"))
-    shapes = {
-        role: {p.name: p.shape for load in evidence.of(role) for p in load.parameters} for role in ("target", "drafter")
-    }
+    ours, targets = (
+        {tensor.name: tensor.shape for load in evidence.of(role) for tensor in load.parameters}
+        for role in ("drafter", "target")
+    )
     return {
         mine
         for serving in evidence.servings
