@@ -14,7 +14,7 @@ __all__ = ["CODES", "SHIPPED", "CanarySpec", "default_aux_layers"]
 CODES = 8
 """How many codes the history is folded into: `code(token) = class(token) mod CODES`."""
 
-BUILDER = 1
+BUILDER = 2
 """Version of the arithmetic in `target` and `drafter`. Raise it when the same spec gives other bytes."""
 
 Dialect = Literal["yuhuili", "specforge", "modelopt", "angelslim", "speculators"]
@@ -127,7 +127,8 @@ SHIPPED: dict[str, CanarySpec] = {
         CanarySpec("wide-1024", hidden=1024, layers=24),
         CanarySpec("wide-2048", hidden=2048, layers=12),
         CanarySpec("kimi-shape", hidden=7168, heads=2),
-        CanarySpec("heavy", hidden=2048, layers=12, heads=16, kv_heads=4, intermediate=5632),
+        # float32: without bfloat16 arithmetic a CPU is bound by computing, not by memory, and speculation gains little.
+        CanarySpec("heavy", hidden=1536, layers=12, intermediate=8192, dtype="float32"),
     )
 }
 """The pairs that ship, by name."""

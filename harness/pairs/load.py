@@ -7,10 +7,13 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import PairError
 from harness.pairs.model import EngineLaunch, Expectations, Pair, Workload
+
+if TYPE_CHECKING:
+    from harness.canary.spec import CanarySpec
 
 __all__ = ["ENGINES", "METHODS", "SHIPPED_FILE", "adhoc", "find", "read_file"]
 
@@ -163,9 +166,6 @@ def _pair(name: str, source: str, base: Path, data: Any) -> Pair:
     method = table.get("method", str, "eagle3")
     if method not in METHODS:
         raise table.error("method", f"is {method!r}", f"known methods: {', '.join(METHODS)}")
-    dtype = table.get("dtype", str, "bfloat16")
-    if dtype not in DTYPES:
-        raise table.error("dtype", f"is {dtype!r}", f"one of: {', '.join(DTYPES)}")
     k = table.get("k", int, 4)
     if not 1 <= k <= 32:
         raise table.error("k", f"is {k}", "the number of draft tokens is between 1 and 32")
@@ -179,8 +179,10 @@ def _pair(name: str, source: str, base: Path, data: Any) -> Pair:
             "must say where its checkpoints are, in one way",
             "canary (a drafter beside it replaces the built one), or rebuild, or target and drafter",
         )
-    if canary is not None:
-        _check_canary(table, canary)
+    spec = None if canary is None else _canary(table, canary)
+    dtype = table.get("dtype", str, "bfloat16" if spec is None else spec.dtype)
+    if dtype not in DTYPES:
+        raise table.error("dtype", f"is {dtype!r}", f"one of: {', '.join(DTYPES)}")
     pair = Pair(
         name=name,
         source=source,
@@ -214,7 +216,7 @@ def _folder(table: _Table, base: Path, key: str) -> Path | None:
     return path
 
 
-def _check_canary(table: _Table, name: str) -> None:
+def _canary(table: _Table, name: str) -> CanarySpec:
     from harness.canary.spec import SHIPPED  # noqa: PLC0415 -- only pairs files that use canaries need it
 
     if name not in SHIPPED:
@@ -223,6 +225,7 @@ def _check_canary(table: _Table, name: str) -> None:
         raise table.error(
             "expect.accept_length", "is set for a canary", "leave it out: canaries are judged by equality"
         )
+    return SHIPPED[name]
 
 
 def _expect(parent: _Table, k: int, *, canary: str | None) -> Expectations:

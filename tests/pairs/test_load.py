@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness import pairs
+from harness.canary.spec import SHIPPED
 from harness.errors import PairError
 from harness.pairs.load import SHIPPED_FILE
 
@@ -111,6 +112,12 @@ def test_refusals(folders, text, names):
     assert str(path) in message
     for name in names:
         assert name in message
+
+
+def test_a_canary_is_served_in_its_own_dtype(folders):
+    text = '[pairs.mine]\ncanary = "heavy"\n[pairs.other]\ncanary = "small"\n'
+    found = pairs.read_file(write(folders, text))
+    assert (found["mine"].dtype, found["other"].dtype) == (SHIPPED["heavy"].dtype, "bfloat16")
 
 
 def test_a_canary_with_a_drafter_of_its_own(folders):
