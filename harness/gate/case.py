@@ -75,7 +75,15 @@ def prepare(pair: Pair, cache: Path, python: Path, progress: Callable[[str], Non
 
 
 def _check(pair: Pair, found: Checkpoints) -> None:
-    hidden = found.target.config.get("hidden_size")
+    config = found.target.config
+    hidden = (config.get("text_config") or config).get("hidden_size")
+    fc = found.drafter.tensors.get("fc.weight")
+    if fc is not None and isinstance(hidden, int) and fc.shape[-1] % hidden:
+        raise CheckpointError(
+            f"{found.drafter.folder}: fc.weight {list(fc.shape)} takes {fc.shape[-1]}, no multiple of the target's "
+            f"hidden size {hidden} ({found.target.folder}/config.json)",
+            remedy="use the drafter that was trained for this target",
+        )
     width = pair.expect.aux_hidden_dim
     if width is not None and isinstance(hidden, int) and width % hidden:
         raise CheckpointError(

@@ -56,6 +56,12 @@ def test_a_promise_that_the_target_contradicts(cache):
         make(dataclasses.replace(SMALL, expect=Expectations(aux_hidden_dim=100)), cache)
 
 
+def test_a_drafter_for_another_width(cache):
+    drafter = make(SMALL, cache).checkpoints.drafter.folder
+    with pytest.raises(CheckpointError, match=r"fc\.weight \[256, 768\] takes 768"):
+        make(dataclasses.replace(SMALL, canary="wide-1024", drafter=drafter), cache)
+
+
 def test_a_drafter_in_place_of_the_canarys(cache):
     drafter = make(SMALL, cache).checkpoints.drafter.folder
     case = make(dataclasses.replace(SMALL, canary="aux-layers", drafter=drafter), cache)
