@@ -1,7 +1,7 @@
 """Canaries on the real vLLM: outputs equal the oracle's token for token, counters to the last count.
 
-What a broken drafter does to the counts, and to the suites, is in test_faults.py. Needs an environment with vLLM on this
-machine: DRAFTGATE_ENGINE_PYTHON names its interpreter.
+What a broken drafter does to the counts, and to the suites, is in test_faults.py. Needs an environment with vLLM here:
+DRAFTGATE_ENGINE_PYTHON names its interpreter.
 """
 
 import dataclasses
