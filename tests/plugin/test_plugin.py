@@ -127,6 +127,18 @@ def test_a_server_that_does_not_start_fails_the_startup_suite(project):
     assert "look at the log" in done.stdout
 
 
+def test_the_log_of_a_server_that_did_not_start_is_shown_once(project):
+    conftest = project.folder / "conftest.py"
+    conftest.write_text(
+        CONFTEST + "\nfrom harness.errors import ServerError\nDIED = ServerError('it died', remedy='r')\n"
+    )
+    for suite in ("startup", "weights"):
+        project.suite(suite, "import conftest; raise conftest.DIED")
+    done = project.run()
+    assert done.returncode == 1
+    assert done.stdout.count("it died\n  remedy: r") == 1
+
+
 def test_a_case_that_cannot_be_made_is_invalid(project):
     project.suite("weights", "give(judge, 'PASS', 'weights')")
     conftest = project.folder / "conftest.py"
