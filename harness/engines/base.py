@@ -18,7 +18,7 @@ __all__ = ["Adapter", "BadSign", "EngineIdentity", "Launch", "identify"]
 
 @dataclasses.dataclass(frozen=True)
 class EngineIdentity:
-    """The engine that `python` would run: which distribution, which version, and every package beside it."""
+    """The engine that `python` would run: which distribution, which version, where, and every package beside it."""
 
     engine: str
     distribution: str
@@ -26,6 +26,7 @@ class EngineIdentity:
     python: Path
     python_version: str
     packages: Mapping[str, str]
+    site_packages: Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +103,8 @@ class Adapter(Protocol):
 
 
 _IDENTIFY = """
-import importlib.metadata as m, json, platform
-print(json.dumps({"python": platform.python_version(),
+import importlib.metadata as m, json, platform, sysconfig
+print(json.dumps({"python": platform.python_version(), "site": sysconfig.get_path("purelib"),
                   "packages": {d.metadata["Name"].lower().replace("_", "-"): d.version for d in m.distributions()}}))
 """
 
@@ -133,7 +134,7 @@ def identify(engine: str, distributions: tuple[str, ...], python: Path) -> Engin
     for distribution in distributions:
         if distribution in packages:
             version = packages[distribution]
-            return EngineIdentity(engine, distribution, version, python, facts["python"], packages)
+            return EngineIdentity(engine, distribution, version, python, facts["python"], packages, Path(facts["site"]))
     raise EnvironmentFault(
         f"{python} has none of: {', '.join(distributions)}",
         remedy=f"give --engine-python the Python that has {engine}, or --engine-env a release to install",

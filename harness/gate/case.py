@@ -84,12 +84,10 @@ def _check(pair: Pair, found: Checkpoints) -> None:
             f"hidden size {hidden} ({found.target.folder}/config.json)",
             remedy="use the drafter that was trained for this target",
         )
-    width = pair.expect.aux_hidden_dim
-    if width is not None and isinstance(hidden, int) and width % hidden:
+    if misfit := pair.expect.misfit(hidden):
         raise CheckpointError(
-            f"{pair.source}: pairs.{pair.name}.expect.aux_hidden_dim is {width}, "
-            f"not a multiple of the target's hidden size {hidden} ({found.target.folder}/config.json)",
-            remedy=f"3 auxiliary layers make {3 * hidden}",
+            f"{pair.source}: pairs.{pair.name}.expect.aux_hidden_dim {misfit[0]} ({found.target.folder}/config.json)",
+            remedy=misfit[1],
         )
 
 

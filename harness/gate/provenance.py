@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,14 +28,7 @@ def provenance_findings(identity: EngineIdentity, cache: Path, progress: Callabl
         return
     folder = cache / "provenance" / f"{release.distribution}-{release.version}"
     folder.mkdir(parents=True, exist_ok=True)
-    site = subprocess.run(
-        [identity.python, "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-        stdin=subprocess.DEVNULL,
-    ).stdout.strip()
-    environment = EngineEnvironment(identity.python, release, dict(identity.packages), folder, Path(site))
+    environment = EngineEnvironment(identity.python, release, dict(identity.packages), folder, identity.site_packages)
     seen = verify(environment, recipe=recipe, progress=progress)
     faults = {"differing": seen.differing, "missing": seen.missing, "extra": seen.extra, "edited": seen.edited}
     named = "; ".join(f"{len(files)} {kind}: {', '.join(files[:_NAMED])}" for kind, files in faults.items() if files)

@@ -218,7 +218,7 @@ def _keys(role: str, loads: Sequence[Load], fates: Mapping[str, Fate], exception
         source=source,
         actual="; ".join(f"{fate.value}: {_some(group)}" for fate, group in lost.items()) + note,
         cause="the engine knows these tensors by other names, or not at all; it does not say so",
-        remedy="rename the keys to the dialect that this engine version loads (see docs/causes.md#names)",
+        remedy="rename the keys to the dialect that this engine version loads (see docs/suites.md#names)",
     )
 
 

@@ -336,18 +336,11 @@ def _fits(table: _Table, pair: Pair) -> None:
     body = drafter.get("transformer_layer_config") or drafter
     text = target.get("text_config") or target
     hidden, vocab = text.get("hidden_size"), text.get("vocab_size")
-    if isinstance(hidden, int):
-        width = pair.expect.aux_hidden_dim
-        if width is not None and width % hidden:
-            raise table.error(
-                "expect.aux_hidden_dim",
-                f"is {width}, not a multiple of the target's hidden size {hidden}",
-                f"3 auxiliary layers make {3 * hidden}",
-            )
-        depth = text.get("num_hidden_layers")
-        layers = pair.expect.aux_layers
-        if layers is not None and isinstance(depth, int) and layers[-1] > depth:
-            raise table.error("expect.aux_layers", f"is {list(layers)}, but the target has {depth} layers")
+    if misfit := pair.expect.misfit(hidden):
+        raise table.error("expect.aux_hidden_dim", *misfit)
+    depth, layers = text.get("num_hidden_layers"), pair.expect.aux_layers
+    if layers is not None and isinstance(depth, int) and layers[-1] > depth:
+        raise table.error("expect.aux_layers", f"is {list(layers)}, but the target has {depth} layers")
     drafter_vocab = body.get("vocab_size") or drafter.get("vocab_size")
     if isinstance(vocab, int) and isinstance(drafter_vocab, int) and drafter_vocab != vocab:
         raise table.error(

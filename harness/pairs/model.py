@@ -28,6 +28,15 @@ class Expectations:
     throughput_ratio: Mapping[int, float] = dataclasses.field(default_factory=dict)
     startup_s: float = 600.0
 
+    def misfit(self, hidden: object) -> tuple[str, str] | None:
+        """Return how `aux_hidden_dim` is wrong for this hidden size of the target, with the remedy, if it is."""
+        if self.aux_hidden_dim is None or not isinstance(hidden, int) or self.aux_hidden_dim % hidden == 0:
+            return None
+        return (
+            f"is {self.aux_hidden_dim}, not a multiple of the target's hidden size {hidden}",
+            f"3 auxiliary layers make {3 * hidden}",
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:

@@ -48,11 +48,11 @@ def serve(engine_python, tmp_path):
 
     def run(canary, k, prompts, max_tokens=MAX_TOKENS):
         result = tmp_path / "result.json"
-        command = [engine_python, Path(__file__).with_name("drive_canary.py")]
+        command = [engine_python, Path(__file__).with_name("drive_vllm.py")]
         environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # it doubles the engine's import time
         done = subprocess.run(
-            [*map(str, [*command, canary.target, canary.drafter, k, max_tokens, result])],
+            [*map(str, [*command, canary.target, canary.drafter, k, max_tokens, 1, result])],
             input=json.dumps(prompts),
             env=environment,
             text=True,

@@ -19,7 +19,7 @@ from harness.probe.evidence import Evidence, Fate, environment, read
 
 pytestmark = pytest.mark.engine
 
-DRIVER = Path(__file__).parents[1] / "probe" / "drive_vllm.py"
+DRIVER = Path(__file__).with_name("drive_vllm.py")
 PROMPTS = [[1, 5, 7, 9, 20], [33, 2, 300, 41]]
 RUNNER = {
     "v1": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
@@ -58,11 +58,19 @@ def serve(engine_python, tmp_path):
             **({"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(tp)))} if tp > 1 else {}),
             **extra,
         }
-        argv = [engine_python, str(DRIVER), str(pair.target), str(pair.drafter), "24", str(tp)]
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=900, check=False, cwd=tmp_path)
+        result = tmp_path / "result.json"
+        done = subprocess.run(
+            [engine_python, *map(str, [DRIVER, pair.target, pair.drafter, 4, 24, tp, result])],
+            input=json.dumps(PROMPTS),
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+            cwd=tmp_path,
+        )
         assert done.returncode == 0, done.stderr[-4000:]
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith("TOKENS ")]
-        tokens = json.loads(line.removeprefix("TOKENS "))
+        tokens = json.loads(result.read_text())["outputs"]
         assert tokens == [pair.oracle.continuation(prompt, 24) for prompt in PROMPTS], "the probe changed an answer"
         return folder
 

