@@ -124,6 +124,7 @@ SHIPPED: dict[str, CanarySpec] = {
         CanarySpec("small"),
         CanarySpec("small-wrong", wrong_fraction=0.25),
         CanarySpec("aux-layers", aux_layers=(1, 3, 6), aux_ids="nested"),
+        CanarySpec("aux-layers-outputs", aux_layers=(1, 3, 6), aux_ids="nested", aux_ids_are="outputs"),
         CanarySpec("wide-1024", hidden=1024, layers=24),
         CanarySpec("wide-2048", hidden=2048, layers=12),
         CanarySpec("kimi-shape", hidden=7168, heads=2),

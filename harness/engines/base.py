@@ -36,7 +36,7 @@ class Launch:
     `drafter` None means without speculation; `env` holds the pair's variables and the probe's.
 
     `runner` is the model runner that the launch asks for; which one was in force is read from the server.
-    `tokenizer` False serves token ids only (canaries have no tokenizer).
+    `tokenizer` False serves token ids only (canaries have no tokenizer). `version` is the engine's, "" if not known.
     """
 
     label: str
@@ -51,6 +51,7 @@ class Launch:
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     startup_s: float = 600.0
+    version: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,10 @@ class Adapter(Protocol):
             HarnessError: the server answers, and waiting longer cannot help.
 
         """
+        ...
+
+    def default_runner(self, device: str) -> str:
+        """Return the model runner that the engine takes on "cpu" or "cuda" unless told otherwise."""
         ...
 
     def runner_in_force(self, log: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.errors import UsageError
 
-__all__ = ["RELEASES", "Absence", "Difference", "EngineRelease", "Recipe", "canonical", "recipe_for"]
+__all__ = ["RELEASES", "Absence", "Difference", "EngineRelease", "Recipe", "canonical", "recipe_for", "tested_release"]
 
 RELEASES = Path(__file__).with_name("releases.toml")
 """The reviewed table of recipes."""
@@ -104,6 +104,11 @@ class Recipe:
     def is_empty(self) -> bool:
         """Whether the release is installed by its own requirements alone."""
         return not (self.torch or self.overrides or self.excludes)
+
+
+def tested_release(engine: str, device: str) -> EngineRelease:
+    """Return the release of an engine ("vllm", "sglang") that is taken on "cpu" or "cuda" where none is named."""
+    return EngineRelease.parse(tomllib.loads(RELEASES.read_text(encoding="utf-8"))["tested"][engine][device])
 
 
 def recipe_for(release: EngineRelease, file: Path = RELEASES) -> Recipe:

@@ -8,17 +8,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import requests
 
 from harness.engines.base import BadSign, EngineIdentity, Launch
+from harness.engines.http import HttpEndpoint
 from harness.errors import EvidenceError, ServerError
-from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit
+from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit, Witness
 from harness.servers.spec import Phase, ServerSpec
 
 __all__ = ["DISTRIBUTIONS", "VllmAdapter", "VllmEndpoint"]
@@ -45,9 +45,6 @@ _DRAFTS = "vllm:spec_decode_num_drafts_total"
 _DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-
-_TIMEOUT = (5.0, 300.0)
-"""Seconds to connect, and between bytes: far above any request here. A dead server is the watchdog's to notice."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,6 +182,10 @@ class VllmAdapter:
             )
         return {**proof, "drafts": counters.drafts, "accepted": counters.accepted}
 
+    def default_runner(self, device: str) -> str:
+        """Return "v2" on a GPU and "v1" on a CPU, where V2 needs Triton's interpreter (vLLM 0.32.0)."""
+        return "v1" if device == "cpu" else "v2"
+
     def runner_in_force(self, log: str) -> str:
         """Return "v1" or "v2".
 
@@ -225,22 +226,8 @@ def _runner_env(runner: str, device: str) -> dict[str, str]:
     return env
 
 
-class VllmEndpoint:
-    """One running vLLM server, as the measuring code sees it. Safe to use from several threads.
-
-    A lost connection is raised as it is (requests.RequestException, an OSError): whoever holds the server's process
-    knows why.
-    """
-
-    def __init__(self, base_url: str, label: str, *, speculative: bool) -> None:
-        self.base_url = base_url
-        self.label = label
-        self.speculative = speculative
-        self._local = threading.local()
-
-    def healthy(self) -> bool:
-        """Return whether `/health` says 200. Raises requests.RequestException if nothing answers."""
-        return bool(self._session().get(f"{self.base_url}/health", timeout=(1, 5)).ok)
+class VllmEndpoint(HttpEndpoint):
+    """One running vLLM server, as the measuring code sees it."""
 
     def generate(self, prompt: Prompt, max_tokens: int) -> Generation:
         """Answer greedily through `/v1/completions` (token ids, text) or `/v1/chat/completions` (messages)."""
@@ -280,26 +267,16 @@ class VllmEndpoint:
 
     def counters(self) -> Counters:
         """Read the `spec_decode` counters from `/metrics`, summed over engine ranks."""
-        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 -- 60 ms at import
-
-        try:
-            response = self._session().get(f"{self.base_url}/metrics", timeout=_TIMEOUT)
-            response.raise_for_status()
-        except requests.RequestException as error:
-            raise EvidenceError(
-                f"{self.label}: /metrics cannot be read: {error}",
-                remedy="do not pass --disable-log-stats; check that nothing filters /metrics",
-            ) from error
-        at = time.monotonic()
+        remedy = "do not pass --disable-log-stats; check that nothing filters /metrics"
         totals: dict[str, float] = {}
         positions: dict[int, float] = {}
-        for family in text_string_to_metric_families(response.text):
-            for sample in family.samples:
-                if sample.name == _PER_POSITION:
-                    position = int(sample.labels["position"])
-                    positions[position] = positions.get(position, 0.0) + sample.value
-                elif sample.name in (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED):
-                    totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+        for sample in self._samples(remedy=remedy):
+            if sample.name == _PER_POSITION:
+                position = int(sample.labels["position"])
+                positions[position] = positions.get(position, 0.0) + sample.value
+            elif sample.name in (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED):
+                totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+        at = time.monotonic()
         missing = [name for name in (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED) if name not in totals]
         missing += [] if positions else [_PER_POSITION]
         if missing:
@@ -317,6 +294,10 @@ class VllmEndpoint:
             source="/metrics vllm:spec_decode_*",
             at=at,
         )
+
+    def witnesses(self) -> tuple[Witness, ...]:
+        """Return none: every other figure of vLLM's is computed from the same counters."""
+        return ()
 
     def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:
         """Return the `top` highest logits after `prompt_token_ids`, highest first."""
@@ -336,25 +317,3 @@ class VllmEndpoint:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EvidenceError(f"{self.label}: the answer has no logits: {error!r}") from error
         return sorted(logits, key=lambda item: (-item.logit, item.token_id))
-
-    def _session(self) -> requests.Session:
-        session: requests.Session | None = getattr(self._local, "session", None)
-        if session is None:
-            session = requests.Session()
-            # The server is on this machine; a proxy from the environment must not stand between.
-            session.trust_env = False
-            self._local.session = session
-        return session
-
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        response = self._session().post(f"{self.base_url}{path}", json=body, timeout=_TIMEOUT)
-        if response.status_code != requests.codes.ok:
-            self._refused(path, response)
-        answer: dict[str, Any] = response.json()
-        return answer
-
-    def _refused(self, path: str, response: requests.Response) -> NoReturn:
-        raise ServerError(
-            f"{self.label}: {path} answered {response.status_code}: {response.text[:400]}",
-            remedy="the request does not fit the server: see its message, and the pair's --max-model-len",
-        )

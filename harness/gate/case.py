@@ -16,7 +16,7 @@ from harness.engines.base import Adapter, EngineIdentity, Launch
 from harness.errors import CheckpointError, EvidenceError, ServerError, UsageError
 from harness.gate import aux_hidden
 from harness.gate.startup import Started
-from harness.measure.endpoint import Counters, Endpoint, Generation, Prompt, TokenLogit
+from harness.measure.endpoint import Counters, Endpoint, Generation, Prompt, TokenLogit, Witness
 from harness.pairs.model import Pair
 from harness.probe import evidence as probe
 from harness.probe.facts import Evidence, Load
@@ -113,6 +113,10 @@ class _Watched:
     def counters(self) -> Counters:
         with self._request():
             return self.inner.counters()
+
+    def witnesses(self) -> tuple[Witness, ...]:
+        with self._request():
+            return self.inner.witnesses()
 
     def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:
         with self._request():
@@ -239,6 +243,7 @@ class Case:
             args=launch.args,
             env=tuple(sorted({**dict(launch.env), **env}.items())),
             startup_s=self.pair.expect.startup_s,
+            version=self.identity.version,
         )
 
     def server(self, *, speculative: bool) -> Server:

@@ -7,8 +7,8 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.errors import UsageError
-from harness.measure.endpoint import CounterReading, Counts, check_prompts, counted_between
+from harness.errors import EvidenceError, UsageError
+from harness.measure.endpoint import CounterReading, Counts, Witness, check_prompts, counted_between
 from harness.measure.evidence import evidence_findings, simulated_findings
 from harness.measure.statistics import POWER, Bounds, ratio_bounds
 from harness.verdict import Finding, Judgement, Verdict
@@ -107,6 +107,7 @@ class AcceptanceRun:
     prompts: tuple[PromptRecord, ...]
     source: str
     missing: str = ""
+    witnesses: tuple[Witness, ...] = ()
 
     @property
     def totals(self) -> Counts:
@@ -133,6 +134,7 @@ class AcceptanceRun:
             "source": self.source,
             "missing": self.missing,
             "totals": dataclasses.asdict(self.totals),
+            "witnesses": [{**dataclasses.asdict(each), "agrees": each.agrees} for each in self.witnesses],
             "prompts": [
                 {
                     "name": record.name,
@@ -178,8 +180,15 @@ def measure(
         records.append(
             PromptRecord(prompt.name, prompt.ignore_eos, answer.token_ids, answer.finish_reason, answer.seconds, counts)
         )
+    missing = reading.missing
+    witnesses: tuple[Witness, ...] = ()
+    if not missing:
+        try:
+            witnesses = endpoint.witnesses()
+        except EvidenceError as error:
+            missing = error.message
     return AcceptanceRun(
-        endpoint.label, endpoint.speculative, k, max_tokens, tuple(records), source, missing=reading.missing
+        endpoint.label, endpoint.speculative, k, max_tokens, tuple(records), source, missing, witnesses
     )
 
 

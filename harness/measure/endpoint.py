@@ -18,6 +18,7 @@ __all__ = [
     "Generation",
     "Prompt",
     "TokenLogit",
+    "Witness",
     "check_prompts",
     "counted_between",
 ]
@@ -149,6 +150,25 @@ class TokenLogit:
     logit: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Witness:
+    """Another figure of the engine's for what an endpoint has counted: what `source` says, and what it may say.
+
+    `low` and `high` bound what agrees with the counters; they differ where a figure lags or is rounded.
+    """
+
+    source: str
+    what: str
+    says: float
+    low: float
+    high: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two can both be right."""
+        return self.low <= self.says <= self.high
+
+
 class Endpoint(Protocol):
     """A running engine. Safe to call from several threads: an adapter keeps one HTTP session per thread."""
 
@@ -171,6 +191,13 @@ class Endpoint(Protocol):
 
     def counters(self) -> Counters:
         """Return the cumulative counters. Raises EvidenceError if the engine does not have them."""
+        ...
+
+    def witnesses(self) -> tuple[Witness, ...]:
+        """Return the engine's other figures for all that this endpoint has counted; empty where it has none.
+
+        Raises EvidenceError if a figure that this release has cannot be read.
+        """
         ...
 
     def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:

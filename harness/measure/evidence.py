@@ -24,7 +24,7 @@ def evidence_findings(run: AcceptanceRun) -> tuple[Finding, ...]:
     A single PASS finding (ACC000) means that every count was looked at and adds up. Later checks presume earlier ones,
     so the first group that finds something ends the search: a counter that ran backwards says nothing about K.
     """
-    for check in (_present, _forward, _positions, _output, _sums, _accounting):
+    for check in (_present, _forward, _positions, _output, _sums, _accounting, _witnesses):
         if found := tuple(check(run)):
             return found
     totals = run.totals
@@ -33,7 +33,8 @@ def evidence_findings(run: AcceptanceRun) -> tuple[Finding, ...]:
             "ACC000",
             Verdict.PASS,
             f"the counters of {run.label} add up and account for every generated token",
-            actual=f"{run.tokens} tokens in {totals.drafts} verify steps over {len(run.prompts)} prompts",
+            actual=f"{run.tokens} tokens in {totals.drafts} verify steps over {len(run.prompts)} prompts"
+            + "".join(f"; {each.source} agrees" for each in run.witnesses),
             n=totals.drafts,
             source=run.source,
         ),
@@ -209,6 +210,25 @@ def _accounting(run: AcceptanceRun) -> Iterator[Finding]:
                 cause="another client uses the server, or the counters do not count what was generated (simulated "
                 "acceptance, twice counted processes)",
                 remedy="measure on a server that nobody else uses, with simulated acceptance off",
+            )
+
+
+def _witnesses(run: AcceptanceRun) -> Iterator[Finding]:
+    for witness in run.witnesses:
+        if not witness.agrees:
+            wanted = f"{witness.low:.4g}" if witness.low == witness.high else f"{witness.low:.4g} to {witness.high:.4g}"
+            yield Finding(
+                "ACC012",
+                Verdict.INVALID,
+                f"two figures of {run.label} contradict each other: {witness.what}",
+                expected=f"{wanted}, from {run.source}",
+                actual=f"{witness.says:.4g}, from {witness.source}",
+                n=run.totals.drafts,
+                source=f"{run.source}; {witness.source}",
+                cause="one of the two counts something else in this release, another client uses the server, or a "
+                "process's share is missing from one of them",
+                remedy="measure on a server that nobody else uses; if it stays, a figure of this release has "
+                "changed its meaning",
             )
 
 

@@ -20,7 +20,7 @@ __all__ = ["ENGINES", "METHODS", "SHIPPED_FILE", "adhoc", "find", "read_file"]
 SHIPPED_FILE = Path(__file__).with_name("pairs.toml")
 METHODS = ("eagle3",)
 DTYPES = ("bfloat16", "float16", "float32")
-ENGINES = {"vllm": ("v1", "v2")}
+ENGINES = {"vllm": ("v1", "v2"), "sglang": ("sync", "overlap")}
 """The engines known, and the model runners each can be asked for."""
 
 _PAIR_KEYS = {
@@ -320,7 +320,7 @@ def _engines(parent: _Table) -> dict[str, EngineLaunch]:
         env = table.get("env", dict, {})
         if not all(isinstance(value, str) for value in env.values()):
             raise table.error("env", "must map names to strings")
-        runners = table.strings("runners") or EngineLaunch.runners
+        runners = table.strings("runners")
         for runner in runners:
             if runner not in ENGINES[engine]:
                 raise table.error("runners", f"names {runner!r}", f"known: {', '.join(ENGINES[engine])}")

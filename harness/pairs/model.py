@@ -61,11 +61,14 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class EngineLaunch:
-    """How one engine is launched for a pair: extra arguments, environment, and the model runners to cover on a CPU."""
+    """How one engine is launched for a pair: extra arguments, environment, and the model runners to cover.
+
+    No runners: the one that the engine takes by itself on the device, as its adapter knows.
+    """
 
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
-    runners: tuple[str, ...] = ("v1",)
+    runners: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

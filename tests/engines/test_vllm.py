@@ -1,8 +1,6 @@
 """The vLLM adapter's own logic: command lines, answers, refusals. What vLLM really does is in tests/engine."""
 
-import http.server
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -95,39 +93,6 @@ def test_timing():
     assert "interpreter" in ADAPTER.timing_is_meaningful("v2", "cpu")
     assert not ADAPTER.timing_is_meaningful("v1", "cpu")
     assert not ADAPTER.timing_is_meaningful("v2", "cuda")
-
-
-@pytest.fixture
-def serve():
-    """Answer each path with canned text, or with a status if it is a number."""
-    servers = []
-
-    def start(answers):
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                answer = answers.get(self.path, 404)
-                self.send_response(answer if isinstance(answer, int) else 200)
-                body = b"" if isinstance(answer, int) else answer.encode()
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_POST(self):
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self.do_GET()
-
-            def log_message(self, *_):
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def answer(**choice):

@@ -9,7 +9,7 @@ import zlib
 from typing import ClassVar
 
 from harness.errors import EvidenceError
-from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit
+from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit, Witness
 
 VOCABULARY = 997
 
@@ -128,6 +128,9 @@ class Engine:
             raise EvidenceError("no metric named spec_decode_num_drafts")
         with self._lock:
             return Counters(*self.totals, tuple(self.positions), source="simulated counters", at=0.0)
+
+    def witnesses(self) -> tuple[Witness, ...]:
+        return ()
 
     def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:
         return self.logits(list(prompt_token_ids))[:top]

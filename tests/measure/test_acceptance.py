@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import EvidenceError, UsageError
 from harness.measure import acceptance
-from harness.measure.endpoint import Counts, Prompt
+from harness.measure.endpoint import Counts, Prompt, Witness
 from harness.verdict import Judgement, Verdict
 from tests.measure.simulated_engine import Engine, prompts, realistic_rates
 
@@ -250,6 +250,37 @@ def test_acceptance_that_never_varies_is_simulated():
     assert red(acceptance.judge_threshold(run(Simulated()), 1.5)) == {"ACC011": Verdict.INVALID}
     # A canary needs no such guess: its counts are wrong.
     assert red(acceptance.judge_exact(run(Simulated()), oracle())) == {"ACC020": Verdict.FAIL}
+
+
+class Doubts(Engine):
+    says = 9.0
+
+    def witnesses(self):
+        return (Witness("a gauge", "verify steps", self.says, 12.0, 12.0),)
+
+
+class NoWitness(Engine):
+    def witnesses(self):
+        raise EvidenceError("HTTP 404 at /server_info")
+
+
+def test_another_figure_of_the_engine_contradicts():
+    judgement = acceptance.judge_exact(run(Doubts()), oracle())
+    assert red(judgement) == {"ACC012": Verdict.INVALID}
+    (finding,) = judgement.findings
+    assert "12" in finding.expected
+    assert "9" in finding.actual
+    assert red(acceptance.judge_exact(run(NoWitness()), oracle())) == {"ACC001": Verdict.INVALID}
+
+
+def test_another_figure_of_the_engine_agrees():
+    class Agrees(Doubts):
+        says = 12.0
+
+    judgement = acceptance.judge_exact(run(Agrees()), oracle())
+    assert judgement.verdict is Verdict.PASS
+    assert "a gauge agrees" in judgement.findings[0].actual
+    assert judgement.measurements["witnesses"][0]["agrees"]
 
 
 def test_an_engine_may_answer_before_it_counts():
