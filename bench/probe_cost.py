@@ -119,7 +119,8 @@ class _Couple:
 
 def _replicate(couple: _Couple, folder: Path, *, rounds: int, probe_first: bool) -> Replicate:
     evidence = folder / "evidence"
-    env = probe.environment(evidence, str(couple.found.target.folder), str(couple.found.drafter.folder))
+    target, drafter = str(couple.found.target.folder), str(couple.found.drafter.folder)
+    env = probe.environment(evidence, target, drafter, engine=_ADAPTER.name)
     launches = {"probe": couple.launch("with-probe", env), "bare": couple.launch("without-probe", {})}
     with contextlib.ExitStack() as stack:
         order = ("probe", "bare") if probe_first else ("bare", "probe")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,17 +58,18 @@ T = TypeVar("T", Load, Serving)
 _INJECT = Path(__file__).parent / "inject"
 
 
-def environment(folder: Path, target: str, drafter: str) -> dict[str, str]:
+def environment(folder: Path, target: str, drafter: str, *, engine: str) -> dict[str, str]:
     """Return the variables to add to the engine's environment so that the probe writes into `folder`.
 
-    `PYTHONPATH` is the entry to prepend, not the whole variable. `target` and `drafter` must be spelled as they are
-    given to the engine. Creates the folder; raises EvidenceError if it already holds evidence of another run.
+    `PYTHONPATH` is what to prepend, not the whole variable. `target` and `drafter` must be spelled as they are
+    given to the engine. For SGLang the path has a second entry, which does nothing where plugins exist. Creates the
+    folder; raises EvidenceError if it already holds evidence of another run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise EvidenceError(f"{folder} is not empty", remedy="give each server start an evidence folder of its own")
     return {
-        "PYTHONPATH": str(_INJECT),
+        "PYTHONPATH": os.pathsep.join([str(_INJECT), *([str(_INJECT / "by_path")] if engine == "sglang" else [])]),
         "DRAFTGATE_PROBE_DIR": str(folder.resolve()),
         "DRAFTGATE_PROBE_TARGET": target,
         "DRAFTGATE_PROBE_DRAFTER": drafter,

@@ -46,7 +46,7 @@ def serve(engine_python, tmp_path):
 
     def run(pair: Canary, runner: str = "v1", tp: int = 1, **extra: str):
         folder = tmp_path / "evidence"
-        probe = environment(folder, str(pair.target), str(pair.drafter))
+        probe = environment(folder, str(pair.target), str(pair.drafter), engine="vllm")
         path = os.pathsep.join([probe.pop("PYTHONPATH"), *([str(TRITON_CPU)] if runner == "v2" else [])])
         env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         env |= {

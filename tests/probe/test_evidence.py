@@ -244,13 +244,13 @@ def test_a_key_that_is_only_copied_into_the_config_object_is_not_read(folder):
 
 
 def test_the_environment_is_for_a_fresh_folder_only(tmp_path):
-    variables = environment(tmp_path / "new", "/t", "/d")
+    variables = environment(tmp_path / "new", "/t", "/d", engine="vllm")
     assert variables["DRAFTGATE_PROBE_DIR"] == str(tmp_path / "new")
     assert (variables["DRAFTGATE_PROBE_TARGET"], variables["DRAFTGATE_PROBE_DRAFTER"]) == ("/t", "/d")
     assert variables["PYTHONPATH"].endswith("inject")
     (tmp_path / "new" / "x").touch()
     with pytest.raises(EvidenceError, match="not empty"):
-        environment(tmp_path / "new", "/t", "/d")
+        environment(tmp_path / "new", "/t", "/d", engine="vllm")
 
 
 def test_reader_and_writer_know_the_same_format():

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .classes import family, imported
 from .journal import Journal
 from .session import Session
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _RUNNERS = "vllm.v1.worker."
 _PROPOSERS = ("vllm.v1.spec_decode.", "vllm.v1.worker.gpu.spec_decode.")
@@ -94,18 +91,10 @@ def _claim_config(session: Session) -> None:
     session.replace(SpeculativeConfig, "__post_init__", post_init)
 
 
-def _family(cls: type) -> Iterator[type]:
-    """Yield a class and all classes derived from it."""
-    yield cls
-    children: list[type] = cls.__subclasses__()
-    for child in children:
-        yield from _family(child)
-
-
 def _hook_loaders(session: Session) -> None:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader  # noqa: PLC0415 -- heavy
 
-    for cls in _family(BaseModelLoader):
+    for cls in family(BaseModelLoader):
         if "load_model" in cls.__dict__:
             session.replace(cls, "load_model", _load_model(session, cls.__dict__["load_model"]))
 
@@ -152,7 +141,7 @@ def _hook_serving(session: Session) -> None:
     """Wrap the runner and the proposer, which exist by the time a drafter is loaded: whatever classes they are."""
     hooked = {"execute_model": 0, "propose": 0}
     wrap = {"execute_model": _execute_model, "propose": _propose}
-    for cls in _engine_classes():
+    for cls in imported(_RUNNERS, *_PROPOSERS):
         for name, wrapper in wrap.items():
             if name in cls.__dict__ and hasattr(cls, "load_model"):
                 session.replace(cls, name, wrapper(session, cls.__dict__[name]))
@@ -162,18 +151,6 @@ def _hook_serving(session: Session) -> None:
             raise LookupError(
                 f"no class with `{name}` and `load_model` in vLLM's modules {_RUNNERS}*, {_PROPOSERS[0]}*"
             )
-
-
-def _engine_classes() -> list[type]:
-    """Return the classes of the runners and proposers of every module that is imported in this process."""
-    found: dict[int, type] = {}
-    modules: list[tuple[str, Any]] = list(sys.modules.items())
-    for name, module in modules:
-        if name.startswith((_RUNNERS, *_PROPOSERS)) and module is not None:
-            names: dict[str, Any] = vars(module)
-            classes = [item for item in names.values() if isinstance(item, type)]
-            found |= {id(cls): cls for cls in classes if cls.__module__.startswith((_RUNNERS, *_PROPOSERS))}
-    return list(found.values())
 
 
 def _dummy(given: dict[str, Any]) -> bool:

@@ -46,6 +46,17 @@ def hidden_size(model: Any, layers: list[Any]) -> int:
     return max(lengths, key=lambda length: (lengths[length], length))
 
 
+def final_norms(model: Any, layers: list[Any], width: int) -> list[Any]:
+    """Return the norms beside a model's decoder layers: modules with nothing but vectors of the hidden size."""
+    last = layers[-1]
+    for owner in model.modules():
+        for child in owner.children():
+            if isinstance(child, torch.nn.ModuleList) and any(layer is last for layer in child):
+                beside = [(module, list(module.parameters())) for module in owner.children()]
+                return [module for module, held in beside if held and all(tuple(p.shape) == (width,) for p in held)]
+    return []
+
+
 def find_projection(drafter: Any, load: dict[str, Any], width: int) -> tuple[str, Any, str, list[int]] | None:
     """Return name, module, how it was found and shape of the drafter's input projection, or None if it has none.
 
@@ -97,12 +108,38 @@ def _signature(forward: Any) -> inspect.Signature:
 def stream(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], width: int) -> Any:
     """Return the residual stream in a layer's arguments: the hidden state, plus the residual where there is one.
 
-    By the names of the layer's arguments (`hidden_states`, `residual`: every decoder layer of vLLM and SGLang); a layer
-    that names them otherwise gives its first tensor of the hidden size.
+    By the names of the layer's arguments (`hidden_states`, `residual`: every decoder layer of vLLM and SGLang), or by a
+    residual that travels beside them (`travelling`); a layer that names them otherwise gives its first tensor of the
+    hidden size. None where the hidden state is only this rank's part of a sum (SGLang leaves some sums to the next
+    layer's fused kernel: `_sglang_needs_allreduce_fusion`, 0.4.9 to 0.5.20; `OwedOutput`, 0.5.23).
     """
     given = _signature(type(module).forward).bind(module, *args, **kwargs).arguments
-    parts = [given[name] for name in ("hidden_states", "residual") if torch.is_tensor(given.get(name))]
+    hidden, beside = given.get("hidden_states"), travelling(given.values())
+    if getattr(hidden, "_sglang_needs_allreduce_fusion", False):
+        return None
+    if beside is not None:
+        return add(hidden, beside, width)
+    parts = [value for value in (hidden, given.get("residual")) if torch.is_tensor(value)]
     return merge(parts or given.values(), width, limit=2 if parts else 1)
+
+
+def travelling(values: Any) -> Any:
+    """Return the residual stream object that one of these values carries, or None.
+
+    SGLang 0.5.23, layers/layer_boundary/residual/stream.py: `forward_batch.residual_stream`. Its `residual` is the
+    whole stream, unless `pending` is set: then the last output is still to be added.
+    """
+    found = (getattr(value, "residual_stream", None) for value in values if not torch.is_tensor(value))
+    return next((value for value in found if value is not None), None)
+
+
+def add(hidden: Any, beside: Any, width: int) -> Any:
+    """Return hidden state plus travelling residual, as rows; None where the sum is not a plain one or not yet whole."""
+    pending = beside.pending
+    if not torch.is_tensor(hidden) or (pending is not None and not pending.update.is_plain_add):
+        return None
+    parts = [hidden] if pending is None or beside.residual is None else [hidden, beside.residual]
+    return merge(parts, width)
 
 
 def merge(values: Any, width: int, limit: int = 2) -> Any:

@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .matching import CLOSE, ROWS, compare, decoder_layers, find_projection, hidden_size, merge, shared, stream
+from .matching import (
+    CLOSE,
+    ROWS,
+    add,
+    compare,
+    decoder_layers,
+    final_norms,
+    find_projection,
+    hidden_size,
+    merge,
+    shared,
+    stream,
+    travelling,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,8 +46,10 @@ class ServingRecorder:
     """Watches one target and one drafter from the first real step until `ENOUGH` real proposals were seen.
 
     The engine's attachment calls `step_begins` before each real forward pass of the target, `propose_begins` and
-    `propose_ends` around each call of the proposer. `save` receives the facts after each real proposal; `done` is
-    called once, when all hooks have been removed.
+    `propose_ends` around each call of the proposer; a proposal that is not ended lasts until the target's next pass.
+    `called` is false where the engine calls the models' `forward` past their hooks: then the attachment says
+    `drafter_pass` as well. `save` receives the facts after each real proposal; `done` is called once, when all hooks
+    have been removed.
     """
 
     def __init__(
@@ -45,7 +60,10 @@ class ServingRecorder:
         save: Callable[[dict[str, Any]], None],
         done: Callable[[], None],
         fault: Callable[[str, BaseException], None],
+        *,
+        called: bool = True,
     ) -> None:
+        self._called = called
         self._target = target
         self._drafter = drafter
         self._load = drafter_load
@@ -101,6 +119,7 @@ class ServingRecorder:
 
     def step_begins(self, *, real: bool) -> None:
         """Say that the target is about to run: `real` is false for profiling, warm-up and capture runs."""
+        self.propose_ends()
         if self.complete:
             return
         self._real = real
@@ -112,9 +131,14 @@ class ServingRecorder:
     def _hook(self) -> None:
         for index, layer in enumerate(self._layers):
             self._watch_input(layer, functools.partial(self._layer_in, index))
-        self._handles.append(self._layers[-1].register_forward_hook(self._last_out))
-        self._handles.append(self._target.register_forward_hook(self._target_out))
-        self._watch_input(self._drafter, self._drafter_in)
+            for child in layer.children():
+                self._watch_input(child, functools.partial(self._inside_layer, index))
+        self._handles.append(self._layers[-1].register_forward_hook(self._last_out, with_kwargs=True))
+        for norm in final_norms(self._target, self._layers, self._width):
+            self._handles.append(norm.register_forward_hook(self._target_out))
+        if self._called:
+            self._handles.append(self._target.register_forward_hook(self._target_out))
+            self._watch_input(self._drafter, self._drafter_in)
         found = find_projection(self._drafter, self._load, self._width)
         if found is not None:
             name, module, how, shape = found
@@ -132,10 +156,22 @@ class ServingRecorder:
                 if value is not None:
                     self._streams[index] = value
 
-    def _last_out(self, _module: Any, _args: Any, out: Any) -> None:
+    def _inside_layer(self, index: int, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take a layer's input from the residual that travels through it, where the arguments held only a part."""
+        if self._real and index not in self._streams and not torch.compiler.is_compiling():
+            with self._guard("a layer's residual"):
+                beside = travelling((*args, *kwargs.values()))
+                if beside is not None and beside.pending is None and torch.is_tensor(beside.residual):
+                    self._streams[index] = merge([beside.residual], self._width)
+
+    def _last_out(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if self._real and not torch.compiler.is_compiling():
             with self._guard("the last layer's output"):
-                value = merge(out if isinstance(out, (tuple, list)) else [out], self._width)
+                beside = travelling((*args, *kwargs.values()))
+                if beside is not None:
+                    value = add(out, beside, self._width)
+                else:
+                    value = merge(out if isinstance(out, (tuple, list)) else [out], self._width)
                 if value is not None:
                     self._streams[len(self._layers)] = value
 
@@ -153,11 +189,20 @@ class ServingRecorder:
 
     def _drafter_in(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._current is not None and not torch.compiler.is_compiling():
-            self._current.passes += 1
             values = [kwargs.get("hidden_states"), *args, *kwargs.values()]
-            wide = next((v for v in values if torch.is_tensor(v) and v.is_floating_point()), None)
-            if wide is not None:
-                self._current.pass_widths.append(int(wide.shape[-1]))
+            self.drafter_pass(next((v for v in values if torch.is_tensor(v) and v.is_floating_point()), None))
+
+    def drafter_pass(self, hidden: Any) -> None:
+        """Say that the drafter is about to run on this hidden state (None: on none)."""
+        if self._current is not None:
+            self._current.passes += 1
+            if hidden is not None:
+                self._current.pass_widths.append(int(hidden.shape[-1]))
+
+    @property
+    def proposing(self) -> bool:
+        """Whether a real proposal has begun and not ended."""
+        return self._current is not None
 
     def propose_begins(self, features: list[Any], *, real: bool) -> None:
         """Say that the proposer was called with these features (one wide tensor, or one tensor per chunk)."""
@@ -216,7 +261,14 @@ class ServingRecorder:
                 self._unobserved.add(f"features {width} wide are no multiple of the hidden size {self._width}")
                 return []
             chunks += list(feature.split(self._width, dim=-1))
-        return [self._capture(number, chunk) for number, chunk in enumerate(chunks)]
+        captures = [self._capture(number, chunk) for number, chunk in enumerate(chunks)]
+        unseen = sorted(set(range(len(self._layers))) - set(self._streams))
+        if unseen and any(not capture["layers"] and not capture["final_norm"] for capture in captures):
+            self._unobserved.add(
+                f"the inputs of layers {unseen} could not be seen here (another pipeline stage, or partial sums)"
+            )
+            return []
+        return captures
 
     def _capture(self, number: int, chunk: Any) -> dict[str, Any]:
         distances = {index: compare(chunk, value) for index, value in self._streams.items()}

@@ -27,6 +27,7 @@ class Session:
         self.serving: ServingRecorder | None = None
         self.requested: list[int] | None = None
         self._place = place
+        self._known_place: dict[str, int] | None = None
         self._config: ConfigReads | None = None
         self._undo: list[Callable[[], None]] = []
         self._models: dict[str, Any] = {}
@@ -82,7 +83,7 @@ class Session:
             self.journal.guard(f"the {role}'s load", lambda: self._write_load(role, about, recorder))
 
     def _write_load(self, role: str, about: dict[str, Any], recorder: LoadRecorder) -> None:
-        facts = {"role": role, "place": self._place(), **about, **recorder.facts()}
+        facts = {"role": role, "place": self._where(), **about, **recorder.facts()}
         self._loads[role] = facts
         self._number += 1
         self.journal.write(f"load-{role}", facts, suffix=f"-{self._number}")
@@ -98,18 +99,21 @@ class Session:
         if original is None:
             return
 
-        def setter(layers: Any, *args: Any, **kwargs: Any) -> Any:
+        def setter(layers: Any = None, *args: Any, **kwargs: Any) -> Any:
             self.requested = None if layers is None else [int(layer) for layer in layers]
             return original(layers, *args, **kwargs)
 
         setattr(target, name, setter)
         self._undo.append(lambda: vars(target).pop(name, None))
 
-    def serve(self, attribute: str) -> None:
-        """Get ready to watch the drafter. `attribute` holds the target's captured layers, in some module of it."""
+    def serve(self, attribute: str, *, called: bool = True) -> None:
+        """Get ready to watch the drafter. `attribute` holds the target's captured layers, in some module of it.
+
+        `called` is false where the engine calls the models' `forward` itself: then `draft_pass` says when.
+        """
         target, drafter = self._models["target"], self._models["drafter"]
         self.serving = ServingRecorder(
-            target, drafter, self._loads["drafter"], self._save, self._done, self.journal.fault
+            target, drafter, self._loads["drafter"], self._save, self._done, self.journal.fault, called=called
         )
         self.serving.declared = lambda: next(
             (
@@ -147,8 +151,28 @@ class Session:
             self._proposing = False
             self.journal.guard("after a proposal", serving.propose_ends)
 
+    def draft_pass(self, proposer: str, hidden: Any, *, opens: bool, real: bool) -> None:
+        """Say that the drafter is about to run on `hidden` (None: on no hidden state).
+
+        A pass that `opens` is on the target's features: the first since the target ran begins a proposal, which lasts
+        until the target runs again.
+        """
+        serving = self.serving
+        if serving is None:
+            return
+        if opens and not serving.proposing:
+            serving.proposer = proposer
+            serving.propose_begins([] if hidden is None else [hidden], real=real)
+        serving.drafter_pass(hidden)
+
     def _save(self, facts: dict[str, Any]) -> None:
-        self.journal.write("serving", {"place": self._place(), **facts})
+        self.journal.write("serving", {"place": self._where(), **facts})
+
+    def _where(self) -> dict[str, int]:
+        """Return the place as it was first: an engine may hide its groups from the drafter."""
+        if self._known_place is None:
+            self._known_place = self._place()
+        return self._known_place
 
     def _done(self) -> None:
         """Everything is known: unhook, so that the rest of the run costs nothing."""

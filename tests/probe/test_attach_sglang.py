@@ -1,0 +1,271 @@
+"""The attachment, on an SGLang of a few lines (fake_sglang): by plugin, by path, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import torch
+from draftgate_probe import attach_sglang, session
+from draftgate_probe.serving import ENOUGH
+
+from harness.errors import EvidenceError
+from harness.probe.evidence import PLUGIN, Fate, environment, read, read_loads
+
+TREE = Path(__file__).with_name("fake_sglang")
+WIDTH = 8
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """Put the stand-in where SGLang would be imported from."""
+    monkeypatch.syspath_prepend(str(TREE))
+    names = ("sglang", "transformers", "toy")
+
+    def forget():
+        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+            monkeypatch.delitem(sys.modules, name)
+
+    forget()
+    monkeypatch.setattr(session.os, "register_at_fork", lambda **_: None)
+    import toy
+
+    yield toy
+    forget()
+
+
+class Server:
+    def __init__(self, toy, folder, monkeypatch):
+        self.toy, self.folder, self.evidence = toy, folder, folder / "evidence"
+        self.environ = monkeypatch
+
+    def start(self, target="Target", **how):
+        made = getattr(self.toy, target)
+        paths = self.toy.write(self.folder, made)
+        for name, value in environment(self.evidence, *map(str, paths), engine="sglang").items():
+            self.environ.setenv(name, value)
+        attach_sglang.register()
+        self.worker = self.toy.serve(self.folder, made, **how)
+        return self
+
+    def run(self, target="Target", **how):
+        self.start(target, **how)
+        self.answer()
+        return read(self.evidence)
+
+    def answer(self, steps=ENOUGH + 1):
+        self.toy.answer(self.worker, steps)
+
+    def module(self, name):
+        return __import__(f"sglang.srt.{name}", fromlist=["x"])
+
+    def hooked(self):
+        """Return what an attached probe replaces in this SGLang."""
+        loaders, runners = self.module("model_loader.loader"), self.module("model_executor.model_runner")
+        config, worker = self.module("configs.model_config").ModelConfig, self.module("speculative.eagle_worker")
+        return (
+            loaders._initialize_model,
+            loaders.DefaultModelLoader.__dict__["load_model"],
+            runners.ModelRunner.__dict__["forward"],
+            config.__dict__["__init__"],
+            worker.EAGLEWorker.__dict__["forward_batch_generation"],
+        )
+
+
+@pytest.fixture
+def server(toy, tmp_path, monkeypatch):
+    return Server(toy, tmp_path, monkeypatch)
+
+
+def test_the_engine_finds_the_probe_by_its_entry_point():
+    (found,) = [point for point in entry_points(group="sglang.srt.plugins") if point.name == PLUGIN]
+    assert found.load() is attach_sglang.register
+
+
+@pytest.mark.parametrize("target", ["Target", "Old", "Parts"])
+def test_a_run_from_load_to_the_last_hook(server, target):
+    before = server.hooked()
+    found = server.run(target)
+    assert (found.engine, found.engine_version) == ("sglang", "9.9")
+    assert {key: fate for key, fate in found.fates("drafter").items() if fate is not Fate.USED} == {"t2d": Fate.DROPPED}
+    assert set(found.fates("target").values()) == {Fate.USED}
+    assert all(row.written == row.elements for load in found.loads for row in load.parameters)
+    (drafter,) = found.of("drafter")
+    assert (drafter.parameter("hot_token_id").kind, drafter.parameter("hot_token_id").keys) == ("attribute", ("d2t",))
+    (serving,) = found.servings
+    assert (serving.runner, serving.proposer) == (
+        "sglang.srt.model_executor.model_runner.ChildRunner",
+        "sglang.srt.speculative.eagle_worker.EAGLEWorker",
+    )
+    assert serving.shared == (("embed.weight", "embed.weight"),)
+    assert serving.projection.found_by == "key"
+    assert (serving.requested, serving.declared) == (None, (2, 4, 5))
+    assert serving.dummy_proposals == 1
+    assert serving.unobserved == ()
+    for proposal in serving.proposals:
+        assert proposal.layers() == ((2,), (4,), (5,))
+        assert all(capture.exact for capture in proposal.captures)
+        # one pass on the features, which are projected, then the drafter's own output
+        assert proposal.pass_widths == (3 * WIDTH, WIDTH, WIDTH)
+        assert proposal.projection_widths == (3 * WIDTH,)
+    assert [key.path for key in found.config if key.read] == ["hidden_size"]
+    assert server.hooked() == before
+
+
+def test_ids_of_the_config_are_on_record_beside_what_was_captured(server):
+    (serving,) = server.run(ids=[1, 3, 6]).servings
+    assert (serving.requested, serving.declared) == ((1, 3, 6), (2, 4, 7))
+    assert serving.proposals[0].layers() == ((2,), (4,), (7,))
+
+
+def test_the_wrong_algorithm_hands_over_one_hidden_state(server):
+    (serving,) = server.run(algorithm="EAGLE").servings
+    assert {proposal.feature_width for proposal in serving.proposals} == {WIDTH}
+    assert serving.projection.in_features == 3 * WIDTH
+    assert serving.went_around == ENOUGH
+    assert [capture.final_norm for capture in serving.proposals[0].captures] == [True]
+
+
+def test_features_that_are_altered_on_the_way_equal_no_layer(server):
+    server.start()
+    server.worker.features = lambda features: features * 2
+    server.answer()
+    assert read(server.evidence).servings[0].proposals[0].layers() == ((), (), ())
+
+
+def test_layers_whose_inputs_are_not_whole_are_unobserved_and_not_called_wrong(server, monkeypatch):
+    monkeypatch.setattr("draftgate_probe.serving.travelling", lambda _: None)
+    (serving,) = server.run("Parts").servings
+    assert serving.proposals[0].captures == ()
+    assert any("could not be seen" in text for text in serving.unobserved)
+
+
+def test_the_first_request_alone_may_be_too_short(server):
+    server.start()
+    server.answer(ENOUGH)
+    with pytest.raises(EvidenceError, match="2 real proposals"):
+        read(server.evidence)
+
+
+def test_a_loader_without_checkpoint_data_is_on_record_as_such(server):
+    found = server.run(loader="DummyModelLoader")
+    assert [load.tapped for load in found.loads] == [False, False]
+
+
+def test_a_child_loader_is_recorded_once(server):
+    assert len(server.run(loader="LayeredModelLoader").loads) == 2
+
+
+def test_a_load_that_raises_is_on_record_and_raises_on(server, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "copy_", property(lambda _: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        server.start()
+    (load,) = read_loads(server.evidence)
+    assert "ZeroDivisionError" in load.error
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "what"),
+    [
+        ("model_loader.loader", "_initialize_model", "cannot attach model loaders"),
+        ("model_loader.loader", "BaseModelLoader", "cannot attach model loaders"),
+        ("configs.model_config", "ModelConfig", "cannot attach draft model config"),
+    ],
+)
+def test_a_seam_that_has_another_name_makes_the_evidence_invalid(server, monkeypatch, module, name, what):
+    found = server.module(module)
+    monkeypatch.setattr(found, f"{name}_renamed", getattr(found, name), raising=False)
+    monkeypatch.delattr(found, name)
+    server.toy.write(server.folder)
+    for variable, value in environment(server.evidence, "t", "d", engine="sglang").items():
+        monkeypatch.setenv(variable, value)
+    attach_sglang.register()
+    with pytest.raises(EvidenceError, match=what):
+        read(server.evidence)
+
+
+@pytest.mark.parametrize(
+    ("module", "owner", "name", "what"),
+    [
+        ("model_executor.model_runner", "ModelRunner", "forward", "no class with `forward`"),
+        ("speculative.eagle_worker", "EAGLEWorker", "forward_batch_generation", "no class with `forward_batch"),
+        ("speculative.eagle_worker", "Mode", "is_idle", "before a forward pass: AttributeError"),
+        ("speculative.eagle_worker", "Input", "hidden_states", "before a forward pass: AttributeError"),
+    ],
+)
+def test_a_seam_of_serving_that_has_another_name_makes_the_evidence_invalid(
+    server, monkeypatch, module, owner, name, what
+):
+    cls = getattr(server.module(module), owner)
+    if name == "hidden_states":
+        monkeypatch.setattr(cls, "__init__", lambda self, hidden_states: setattr(self, "states", hidden_states))
+        monkeypatch.setattr(server.toy.Drafter, "forward", lambda _self, ids, batch: type("Out", (), {"hidden_states": batch.spec_info.states})())
+    else:
+        if name == "forward":
+            child = server.module(module).ChildRunner
+            monkeypatch.setattr(child, "run", child.__dict__[name], raising=False)
+            monkeypatch.delattr(child, name)
+        monkeypatch.setattr(cls, "run", cls.__dict__[name], raising=False)
+        monkeypatch.delattr(cls, name)
+    with pytest.raises(AttributeError) if name == "forward" else pytest.MonkeyPatch.context():
+        server.start()
+        if name != "forward_batch_generation":
+            server.answer()
+    with pytest.raises(EvidenceError, match=what):
+        read(server.evidence)
+
+
+def test_without_the_harness_s_variables_nothing_is_touched(server, monkeypatch):
+    monkeypatch.delenv("DRAFTGATE_PROBE_DIR", raising=False)
+    before = server.hooked()
+    attach_sglang.register()
+    assert server.hooked() == before
+
+
+class Process:
+    """A server's process, started with the path and variables that the harness gives it."""
+
+    def __init__(self, toy, folder):
+        self.tree, self.folder = folder / "engine", folder
+        shutil.copytree(TREE, self.tree, ignore=shutil.ignore_patterns("__pycache__"))
+        self.env = environment(folder / "evidence", *map(str, toy.write(folder)), engine="sglang")
+
+    def run(self):
+        path = os.pathsep.join([self.env.pop("PYTHONPATH"), str(self.tree)])
+        env = {**os.environ, **self.env, "PYTHONPATH": path}
+        argv = [sys.executable, str(self.tree / "toy.py"), str(self.folder)]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return self.folder / "evidence"
+
+
+@pytest.mark.parametrize("plugins", [True, False])
+def test_with_and_without_plugins_the_probe_attaches_once(toy, tmp_path, plugins):
+    process = Process(toy, tmp_path)
+    if not plugins:
+        shutil.rmtree(process.tree / "sglang" / "srt" / "plugins")
+    found = read(process.run())
+    assert [load.role for load in found.loads] == ["drafter", "target"]
+    assert found.servings[0].proposals[0].layers() == ((2,), (4,), (5,))
+    assert len(list((tmp_path / "evidence").glob("load-*"))) == 2
+
+
+def test_another_sitecustomize_further_along_the_path_is_run_as_well(toy, tmp_path):
+    process = Process(toy, tmp_path)
+    shutil.rmtree(process.tree / "sglang" / "srt" / "plugins")
+    (process.tree / "sitecustomize.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
+    read(process.run())
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_process_that_imports_no_model_loader_is_left_alone(tmp_path):
+    env = environment(tmp_path / "evidence", "t", "d", engine="sglang")
+    code = "import sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, timeout=60, check=True)
+    with pytest.raises(EvidenceError, match="no evidence at all"):
+        read(tmp_path / "evidence")
