@@ -90,6 +90,8 @@ def _pairs(files: Sequence[Path]) -> int:
     for path in (*files, pairs.SHIPPED_FILE):
         for pair in pairs.read_file(path).values():
             origin = f"canary {pair.canary}" if pair.canary else str(pair.drafter or pair.rebuild)
+            if pair.unset:
+                origin = f"set {', '.join(pair.unset)}"
             print(f"{pair.name:<20} {pair.method}  K={pair.k}  {pair.dtype:<9} {origin}")
     return 0
 

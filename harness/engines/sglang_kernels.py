@@ -1,2 +1,3 @@
 from pathlib import Path
+
 KERNELS = Path(__file__).with_name("sglang_cpu")

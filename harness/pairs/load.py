@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,6 +24,9 @@ METHODS = ("eagle3",)
 DTYPES = ("bfloat16", "float16", "float32")
 ENGINES = {"vllm": ("v1", "v2"), "sglang": ("sync", "overlap")}
 """The engines known, and the model runners each can be asked for."""
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+"""An environment variable in a path: `${NAME}`."""
 
 _PAIR_KEYS = {
     "method",
@@ -144,6 +149,12 @@ def find(names: Iterable[str], files: Iterable[Path] = ()) -> list[Pair]:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise PairError(f"no pair is named {name!r}", remedy=f"{hint}known: {', '.join(sorted(known))}")
+        if missing := known[name].unset:
+            raise PairError(
+                f"{known[name].source}: pairs.{name} names its checkpoints by variables that are not set: "
+                f"{', '.join(missing)}",
+                remedy=f"export {missing[0]}=/path/to/checkpoint",
+            )
         found.append(known[name])
     return found
 
@@ -172,7 +183,7 @@ def _pair(name: str, source: str, base: Path, data: Any) -> Pair:
     paths = {key: _folder(table, base, key) for key in ("target", "drafter", "rebuild")}
     canary = table.get("canary", str)
     ways = [key for key in ("canary", "rebuild", "target") if key in table.data]
-    alone = {"canary": True, "rebuild": paths["drafter"] is None, "target": paths["drafter"] is not None}
+    alone = {"canary": True, "rebuild": "drafter" not in table.data, "target": "drafter" in table.data}
     if len(ways) != 1 or not alone[ways[0]]:
         raise table.error(
             "",
@@ -197,16 +208,22 @@ def _pair(name: str, source: str, base: Path, data: Any) -> Pair:
         expect=_expect(table, k, canary=canary),
         workload=_workload(table, base),
         engines=_engines(table),
+        unset=tuple(name for key in paths for name in _unset(table.data.get(key, ""))),
     )
     if pair.target is not None and pair.drafter is not None:
         _fits(table, pair)
     return pair
 
 
+def _unset(value: Any) -> list[str]:
+    return [name for name in _VARIABLE.findall(str(value)) if not os.environ.get(name)]
+
+
 def _folder(table: _Table, base: Path, key: str) -> Path | None:
     value = table.get(key, str)
-    if value is None:
+    if value is None or _unset(value):
         return None
+    value = _VARIABLE.sub(lambda match: os.environ[match[1]], value)
     path = (base / Path(value).expanduser()).resolve()
     if not (path / "config.json").is_file():
         what = "no such folder" if not path.exists() else "no config.json in it"

@@ -1,7 +1,6 @@
 """Canaries on the real vLLM: outputs equal the oracle's token for token, counters to the last count.
 
-What a broken drafter does to the counts, and to the suites, is in test_faults.py. Needs an environment with vLLM here:
-DRAFTGATE_ENGINE_PYTHON names its interpreter.
+What a broken drafter does to the counts, and to the suites, is in test_faults.py.
 """
 
 import dataclasses
@@ -20,14 +19,6 @@ pytestmark = pytest.mark.engine
 MAX_TOKENS = 100
 
 
-@pytest.fixture(scope="session")
-def engine_python():
-    """Return the interpreter of the engine's environment; not having one is a failure, not a skip."""
-    python = os.environ.get("DRAFTGATE_ENGINE_PYTHON")
-    assert python, "set DRAFTGATE_ENGINE_PYTHON to the python of an environment with vLLM"
-    return python
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """Return a function that builds (once) a shipped pair with some fields changed."""
@@ -43,12 +34,12 @@ def pair(tmp_path_factory):
 
 
 @pytest.fixture
-def serve(engine_python, tmp_path):
+def serve(vllm_python, tmp_path):
     """Return a function that generates with one engine and returns (outputs, counts)."""
 
     def run(canary, k, prompts, max_tokens=MAX_TOKENS):
         result = tmp_path / "result.json"
-        command = [engine_python, Path(__file__).with_name("drive_vllm.py")]
+        command = [vllm_python, Path(__file__).with_name("drive_vllm.py")]
         environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # it doubles the engine's import time
         done = subprocess.run(

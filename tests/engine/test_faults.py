@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -50,7 +49,7 @@ def small(tmp_path_factory):
 
 
 @pytest.fixture
-def judge(tmp_path):
+def judge(tmp_path, vllm_python):
     """Run suites on a pair made from TOML lines, as a user would; return the exit status, the output, the record."""
 
     def run(*lines, select=SPECULATIVE, runner="v1", python=None, pair="fault"):
@@ -59,7 +58,7 @@ def judge(tmp_path):
             [
                 sys.executable, "-m", "pytest", str(ROOT / "suites"), "-k", select, "--runner", runner, "--pair", pair,
                 "--pairs-file", str(tmp_path / "pairs.toml"), "--runs", str(tmp_path / "runs"),
-                "--engine-python", str(python or os.environ["DRAFTGATE_ENGINE_PYTHON"]),
+                "--engine-python", str(python or vllm_python),
             ],
             cwd=ROOT, capture_output=True, text=True, check=False, timeout=900,
         )  # fmt: skip
@@ -128,9 +127,9 @@ def test_an_unknown_prefix(small, judge, tmp_path):
     assert result.verdict("acceptance") == "INVALID"
 
 
-def test_the_speculation_flag_forgotten(small, judge, tmp_path):
+def test_the_speculation_flag_forgotten(small, judge, tmp_path, vllm_python):
     wrapper = tmp_path / "python"
-    real = shlex.quote(os.environ["DRAFTGATE_ENGINE_PYTHON"])
+    real = shlex.quote(str(vllm_python))
     wrapper.write_text(
         f'#!/bin/bash\nkept=()\nwhile (( $# )); do\n  if [ "$1" = --speculative-config ]; then shift; '
         f'else kept+=("$1"); fi\n  shift\ndone\nexec {real} "${{kept[@]}}"\n'

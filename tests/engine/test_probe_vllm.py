@@ -33,15 +33,7 @@ RUNNER = {
 
 
 @pytest.fixture
-def engine_python():
-    python = os.environ.get("DRAFTGATE_ENGINE_PYTHON")
-    if not python:
-        pytest.fail("DRAFTGATE_ENGINE_PYTHON must name the Python of a vLLM environment")
-    return python
-
-
-@pytest.fixture
-def serve(engine_python, tmp_path):
+def serve(vllm_python, tmp_path):
     """Serve a pair once under a runner; return what the engine said and the folder of evidence."""
 
     def run(pair: Canary, runner: str = "v1", tp: int = 1, **extra: str):
@@ -60,7 +52,7 @@ def serve(engine_python, tmp_path):
         }
         result = tmp_path / "result.json"
         done = subprocess.run(
-            [engine_python, *map(str, [DRIVER, pair.target, pair.drafter, 4, 24, tp, result])],
+            [vllm_python, *map(str, [DRIVER, pair.target, pair.drafter, 4, 24, tp, result])],
             input=json.dumps(PROMPTS),
             env=env,
             capture_output=True,

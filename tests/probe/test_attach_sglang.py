@@ -204,7 +204,11 @@ def test_a_seam_of_serving_that_has_another_name_makes_the_evidence_invalid(
     cls = getattr(server.module(module), owner)
     if name == "hidden_states":
         monkeypatch.setattr(cls, "__init__", lambda self, hidden_states: setattr(self, "states", hidden_states))
-        monkeypatch.setattr(server.toy.Drafter, "forward", lambda _self, ids, batch: type("Out", (), {"hidden_states": batch.spec_info.states})())
+        monkeypatch.setattr(
+            server.toy.Drafter,
+            "forward",
+            lambda _self, ids, batch: type("Out", (), {"hidden_states": batch.spec_info.states})(),
+        )
     else:
         if name == "forward":
             child = server.module(module).ChildRunner
