@@ -9,15 +9,17 @@ import sys
 import pytest
 import torch
 
-from harness.engines.sglang_kernels import KERNELS
+from harness.engines.sglang_kernels import FOLDER
 
 
 @pytest.fixture(scope="module")
 def kernels():
     """Return the package, imported under another name: the suite must not leave an `sgl_kernel` behind."""
     name = "sgl_kernel_under_test"
-    folder = KERNELS / "sgl_kernel"
-    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    folder = FOLDER / "sgl_kernel"
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -199,7 +201,16 @@ def test_other_masks_are_refused(kernels, mode):
     links = [torch.full((1, 3), -1) for _ in range(3)]
     with pytest.raises(NotImplementedError, match=f"mode {mode}"):
         kernels.build_tree_kernel_efficient_cpu(
-            parent_list, selected, torch.tensor([4]), torch.ones(9, dtype=torch.bool), torch.zeros(3), *links, 1, 2, 3, mode
+            parent_list,
+            selected,
+            torch.tensor([4]),
+            torch.ones(9, dtype=torch.bool),
+            torch.zeros(3),
+            *links,
+            1,
+            2,
+            3,
+            mode,
         )
 
 
