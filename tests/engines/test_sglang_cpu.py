@@ -9,14 +9,14 @@ import sys
 import pytest
 import torch
 
-from harness.engines.sglang_kernels import KERNELS
+from harness.engines.sglang_kernels import FOLDER
 
 
 @pytest.fixture(scope="module")
 def kernels():
     """Return the package, imported under another name: the suite must not leave an `sgl_kernel` behind."""
     name = "sgl_kernel_under_test"
-    folder = KERNELS / "sgl_kernel"
+    folder = FOLDER / "sgl_kernel"
     spec = importlib.util.spec_from_file_location(
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )

@@ -7,18 +7,18 @@ with what is here.
 
 Covered: SGLang 0.5.20 to 0.5.23, whose calls were read in the wheels of all four and are the same in all four:
 
-    kernel                                   called from (0.5.23; where 0.5.20 to 0.5.22 have it, if elsewhere)
+    kernel                                   called from, in 0.5.23 (in 0.5.20 to 0.5.22, where that differs)
     assign_req_to_token_pool_cpu             srt/mem_cache/allocation.py
-    assign_extend_cache_locs_cpu             kernels/ops/speculative/cache_locs.py (also srt/speculative/spec_utils.py)
-    assign_draft_cache_locs_contiguous_cpu   kernels/ops/speculative/cache_locs.py (srt/speculative/eagle_worker_common.py)
+    assign_extend_cache_locs_cpu             kernels/ops/speculative/cache_locs.py (and srt/speculative/spec_utils.py)
+    assign_draft_cache_locs_contiguous_cpu   the same (srt/speculative/eagle_worker_common.py)
     fill_accept_out_cache_loc_cpu            kernels/ops/speculative/eagle.py
-    fill_bonus_tokens_cpu                    kernels/ops/speculative/eagle.py
+    fill_bonus_tokens_cpu                    the same
     copy_all_layer_kv_cache_cpu              kernels/ops/kvcache/cache_move.py
     build_draft_decode_metadata_cpu          srt/layers/attention/intel_amx_backend.py
     build_tree_kernel_efficient_cpu          kernels/ops/speculative/spec_tree.py (srt/speculative/eagle_utils.py)
-    verify_tree_greedy_cpu                   kernels/ops/speculative/spec_tree.py (srt/speculative/eagle_utils.py)
+    verify_tree_greedy_cpu                   the same
     extend_attention_cpu                     srt/layers/attention/intel_amx_backend.py, through torch.ops.sgl_kernel
-    decode_attention_cpu                     srt/layers/attention/intel_amx_backend.py, through torch.ops.sgl_kernel
+    decode_attention_cpu                     the same
 
 Parameters have the names of the compiled kernels (`retrive_index` is spelt so): SGLang passes some by keyword. B is the
 number of requests, P the row length of `req_to_token`, n the number of tokens in a draft tree, its root included.

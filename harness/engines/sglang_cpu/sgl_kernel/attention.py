@@ -27,8 +27,8 @@ def _check(
     """Raise unless the call is one of those covered."""
     if not all(isinstance(scale, (int, float)) for scale in scales):
         raise TypeError(
-            "draftgate's reference kernels: attention was called without k_scale and v_scale, as by SGLang up to 0.5.19; "
-            "0.5.20 to 0.5.23 are covered"
+            "draftgate's reference kernels: attention was called without k_scale and v_scale, as by SGLang up to "
+            "0.5.19; 0.5.20 to 0.5.23 are covered"
         )
     if any(buffer.dtype != query.dtype for buffer in buffers):
         _refuse(f"a KV cache in {buffers[0].dtype} under {query.dtype} activations")
@@ -84,16 +84,16 @@ def extend_attention_cpu(
 ) -> None:
     """Attend from `extend_seq_lens[i]` new tokens of each request to its earlier tokens and among themselves.
 
-    Serves prefill, the drafter's extension, and verification. The prefix is read from the KV cache. The new tokens' keys
-    and values are k_extend and v_extend; the caller has stored them as well, and where it passes None they are read
-    from there.
+    Serves prefill, the drafter's extension, and verification. The prefix is read from the KV cache. The new tokens'
+    keys and values are k_extend and v_extend; the caller has stored them as well, and where it passes None they are
+    read from there.
 
-    q_extend [T, H, D]; k_extend [T, G, D]; v_extend [T, G, Dv]; o_extend [T, H, Dv], **written**; k_buffer [slots, G, D],
-    v_buffer [slots, G, Dv]; all float32 or bfloat16, the same. req_to_token [rows, P] int32; req_pool_indices [B];
-    seq_lens [B], prefix and new tokens; extend_seq_lens, extend_start_loc [B], int32 or int64. k_scale, v_scale: floats
-    for caches in 8 bits, without effect on others. sm_scale multiplies scores; logit_cap 0 or the cap c of c tanh(x / c).
-    sliding_window_size 0, or how many tokens a token sees, itself included (the layer's size + 1). tree_mask None, or
-    bool [sum of length^2]: which of the new tokens each sees; the prefix is visible to all.
+    q_extend [T, H, D]; k_extend [T, G, D]; v_extend [T, G, Dv]; o_extend [T, H, Dv], **written**; k_buffer
+    [slots, G, D], v_buffer [slots, G, Dv]; all float32 or bfloat16, the same. req_to_token [rows, P] int32;
+    req_pool_indices [B]; seq_lens [B], prefix and new tokens; extend_seq_lens, extend_start_loc [B], int32 or int64.
+    k_scale, v_scale: floats for caches in 8 bits, without effect on others. sm_scale multiplies scores; logit_cap 0 or
+    the cap c of c tanh(x / c). sliding_window_size 0, or how many tokens a token sees, itself included (the layer's
+    size + 1). tree_mask None, or bool [sum of length^2]: which of the new tokens each sees; all see the prefix.
 
     Raises:
         NotImplementedError: a cache in another dtype, attention to an encoder or without causality, sinks, a sliding
@@ -168,8 +168,9 @@ def decode_attention_cpu(
     Serves decoding, and drafting, where each branch of a tree counts as a request with a row of its own
     (`build_draft_decode_metadata_cpu`).
 
-    query [B, H, D]; output [B, H, Dv], **written**; key [B, G, D], value [B, G, Dv], or None where the caller has stored
-    them; loc [B] int64, their slots in k_buffer [slots, G, D] and v_buffer [slots, G, Dv], both **written** first.
+    query [B, H, D]; output [B, H, Dv], **written**; key [B, G, D], value [B, G, Dv], or None where the caller has
+    stored them; loc [B] int64, their slots in k_buffer [slots, G, D] and v_buffer [slots, G, Dv], both **written**
+    first.
     seq_lens [B] int64, the new token included. The rest as in `extend_attention_cpu`.
 
     Raises:

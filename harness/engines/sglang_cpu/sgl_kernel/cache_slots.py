@@ -41,8 +41,8 @@ def assign_req_to_token_pool_cpu(
 ) -> None:
     """Enter newly allocated slots: `req_to_token[req_pool_indices[i], start[i]:end[i]]` = the next of `out_cache_loc`.
 
-    req_pool_indices [B] int32 or int64; req_to_token [rows, P] int32, **written**; start_offset, end_offset [B] int32 or
-    int64, end >= start; out_cache_loc [sum of lengths] int64; pool_len P.
+    req_pool_indices [B] int32 or int64; req_to_token [rows, P] int32, **written**; start_offset, end_offset [B] int32
+    or int64, end >= start; out_cache_loc [sum of lengths] int64; pool_len P.
 
     Source: srt/mem_cache/allocation.py, `assign_req_to_token_pool_func` (0.5.20 to 0.5.23).
     """
@@ -104,7 +104,7 @@ def build_draft_decode_metadata_cpu(
     """Return a `req_to_token` with one row for each branch of each request: [B * topk, P], dtype as given.
 
     Row `i * topk + t` holds the committed slots of request i, then the `num_steps` draft slots of branch t, as
-    `assign_draft_cache_locs_contiguous_cpu` lays them out. What follows is undefined in the compiled kernel, and 0 here.
+    `assign_draft_cache_locs_contiguous_cpu` lays them out. What follows is undefined in the compiled kernel, here 0.
 
     req_to_token [rows, P] int32; req_pool_indices, seq_lens [B] int32 or int64; pool_len P.
 
@@ -145,8 +145,8 @@ def copy_all_layer_kv_cache_cpu(
     data_ptrs [buffers] uint64, addresses of contiguous buffers in this process, **written through**; strides [buffers]
     int64, bytes in a slot; tgt_loc, src_loc [slots] int32 or int64.
 
-    Source: kernels/ops/kvcache/cache_move.py, `copy_all_layer_kv_cache_func` (0.5.20 to 0.5.23). Called at start-up with
-    one slot onto itself (srt/mem_cache/memory_pool.py), and for topk > 1 after every verification.
+    Source: kernels/ops/kvcache/cache_move.py, `copy_all_layer_kv_cache_func` (0.5.20 to 0.5.23). Called at start-up
+    with one slot onto itself (srt/mem_cache/memory_pool.py), and for topk > 1 after every verification.
     """
     if not tgt_loc.numel():
         return

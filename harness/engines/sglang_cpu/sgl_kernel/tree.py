@@ -28,13 +28,13 @@ def build_tree_kernel_efficient_cpu(
 ) -> None:
     """Link the selected draft tokens into trees, one for each request.
 
-    Candidate c of a request was drafted as branch `c % topk` of group `c // topk`. Group 0 hangs on the root; group g > 0
-    hangs on candidate `parent_list[i, g]`. A token whose parent was not selected hangs nowhere: no link leads to it, so
-    it is never accepted.
+    Candidate c of a request was drafted as branch `c % topk` of group `c // topk`. Group 0 hangs on the root; group
+    g > 0 hangs on candidate `parent_list[i, g]`. A token whose parent was not selected hangs nowhere: no link leads to
+    it, so it is never accepted.
 
     parent_list [B, topk * (depth - 1) + 1], or [B, 0] for depth 1; selected_index [B, n - 1], the candidates that were
-    kept, ascending; verified_seq_len [B]; all int64 (int32 will do). **Written**: tree_mask [B * n * n] bool, row i of a
-    block is true at the ancestors of node i and at itself; positions [B * n], committed length + depth of the node;
+    kept, ascending; verified_seq_len [B]; all int64 (int32 will do). **Written**: tree_mask [B * n * n] bool, row i of
+    a block is true at the ancestors of node i and at itself; positions [B * n], committed length + depth of the node;
     retrive_index [B, n], the flat number of each node; retrive_next_token and retrive_next_sibling [B, n], first child
     and next sibling in ascending order, where there is none left as it is (the caller fills them with -1).
     depth K; draft_token_num n.
@@ -99,8 +99,8 @@ def verify_tree_greedy_cpu(
     candidates [B, n] int64, the token of each node; retrive_index, retrive_next_token, retrive_next_sibling [B, n]
     int64, as `build_tree_kernel_efficient_cpu` writes them; target_predict [B, n] int64, the target's token after each
     node. **Written**: predicts [B * n] int32, the target's token at every node on the way, the last included;
-    accept_index [B, K + 1] int32, flat numbers of those nodes, the root first, the rest left as it is (the caller fills it
-    with -1); accept_token_num [B] int32, how many draft tokens were accepted. The token that the target adds is not
+    accept_index [B, K + 1] int32, flat numbers of those nodes, the root first, the rest left as it is (the caller fills
+    it with -1); accept_token_num [B] int32, how many draft tokens were accepted. The token that the target adds is not
     counted.
 
     SGLang passes all by keyword.
