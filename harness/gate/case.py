@@ -219,9 +219,7 @@ class Case:
         return self._launch(
             "spec",
             found.drafter.folder,
-            probe.environment(
-                evidence, str(found.target.folder), str(found.drafter.folder), engine=self.adapter.name
-            ),
+            probe.environment(evidence, str(found.target.folder), str(found.drafter.folder), engine=self.adapter.name),
         )
 
     @functools.cached_property

@@ -152,7 +152,10 @@ class Drafter(Model):
 
 def write(folder, target=Target):
     """Write a pair of checkpoints; returns their folders."""
-    for role, make, more in (("target", target, {}), ("drafter", Drafter, {"d2t": torch.arange(4), "t2d": torch.ones(4)})):
+    for role, make, more in (
+        ("target", target, {}),
+        ("drafter", Drafter, {"d2t": torch.arange(4), "t2d": torch.ones(4)}),
+    ):
         path = folder / role
         path.mkdir(parents=True)
         (path / "config.json").write_text(json.dumps({"hidden_size": WIDTH, "unread": 1}))

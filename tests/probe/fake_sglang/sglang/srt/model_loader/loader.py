@@ -1,6 +1,7 @@
 from pathlib import Path
 
 from safetensors.torch import load_file
+
 from sglang.srt.configs.model_config import ModelConfig  # noqa: F401 -- as the real one
 
 

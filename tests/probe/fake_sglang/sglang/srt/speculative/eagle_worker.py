@@ -1,6 +1,7 @@
 """The order of passes in EAGLEWorkerV2: extend after each target pass, drafting before the next."""
 
 import torch
+
 from sglang.srt.model_executor.model_runner import ChildRunner
 
 
