@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.probe.facts import Absent, Evidence, Proposal, Serving
+from harness.probe.facts import Evidence, Proposal, Serving
 from harness.verdict import Finding, Judgement, Verdict
 
 __all__ = ["Expected", "default_layers", "expected", "judge"]
@@ -14,12 +14,24 @@ __all__ = ["Expected", "default_layers", "expected", "judge"]
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What the drafter was trained on, and who says so. `layers` are those whose *inputs* it reads, in order."""
+    """What the drafter was trained on, and who says so. `layers` are those whose *inputs* it reads, in order.
+
+    `one_reading` is true where they are ids of the drafter's config, which does not say whether it means inputs or
+    outputs.
+    """
 
     width: int
     layers: tuple[int, ...]
     width_source: str
     layers_source: str
+    one_reading: bool = False
+
+
+_ADDED = {"sglang": 1, "vllm": 0}
+"""What an engine adds to an id of the drafter's config to get the layer whose input it captures.
+
+vLLM takes ids as they are (v1/worker/gpu_model_runner.py, 0.32.0). SGLang's targets add 1 (models/llama.py, qwen3.py
+and most others, `set_eagle3_layers_to_capture`, 0.5.23). What one did in this run is seen by value, and goes first."""
 
 
 def default_layers(target_layers: int) -> tuple[int, int, int]:
@@ -39,6 +51,7 @@ def expected(
     pair_layers: tuple[int, ...] | None,
 ) -> Expected:
     """Return what the pair promises; where it says nothing, what the drafter's config does; else EAGLE-3's defaults."""
+    ids = None
     if pair_layers is not None:
         layers, layers_source = pair_layers, "the pair's expect.aux_layers"
     else:
@@ -49,9 +62,10 @@ def expected(
         else:
             layers, layers_source = default_layers(target_layers), f"EAGLE-3's default for {target_layers} layers"
     if pair_width is not None:
-        return Expected(pair_width, layers, "the pair's expect.aux_hidden_dim", layers_source)
+        return Expected(pair_width, layers, "the pair's expect.aux_hidden_dim", layers_source, bool(ids))
     width = len(layers) * target_hidden
-    return Expected(width, layers, f"{len(layers)} x the target's hidden size {target_hidden}", layers_source)
+    width_source = f"{len(layers)} x the target's hidden size {target_hidden}"
+    return Expected(width, layers, width_source, layers_source, bool(ids))
 
 
 def judge(evidence: Evidence, want: Expected) -> Judgement:
@@ -69,7 +83,7 @@ def judge(evidence: Evidence, want: Expected) -> Judgement:
             continue
         findings.append(_width(serving.proposals, want, where))
         findings.append(_projection(serving, want, where))
-        findings.append(_layers(serving, want, evidence.absent, where))
+        findings.append(_layers(serving, want, evidence, where))
     if not evidence.servings:
         findings.append(_unseen("no drafter at work was seen", "no process wrote serving evidence", "probe"))
     measured = {
@@ -131,7 +145,8 @@ def _width(proposals: Sequence[Proposal], want: Expected, source: str) -> Findin
         cause="one hidden state reaches the drafter, not the concatenation: the engine runs it as EAGLE or EAGLE-2"
         if single
         else "the engine concatenates another number of layers than the drafter was trained on",
-        remedy="launch it as EAGLE-3 (vLLM: method eagle3), and check the auxiliary layer ids in the drafter's config",
+        remedy="launch it as EAGLE-3 (vLLM: method eagle3; SGLang: --speculative-algorithm EAGLE3), and check the "
+        "auxiliary layer ids in the drafter's config",
     )
 
 
@@ -186,7 +201,7 @@ def _projection(serving: Serving, want: Expected, source: str) -> Finding:
     )
 
 
-def _layers(serving: Serving, want: Expected, absent: Sequence[Absent], source: str) -> Finding:
+def _layers(serving: Serving, want: Expected, evidence: Evidence, source: str) -> Finding:
     seen = [proposal for proposal in serving.proposals if proposal.captures]
     said = f"the engine asked the target for {serving.requested}, and it declares {serving.declared}"
     expected_text = f"inputs of layers {list(want.layers)} ({want.layers_source})"
@@ -217,7 +232,8 @@ def _layers(serving: Serving, want: Expected, absent: Sequence[Absent], source: 
         f"chunk {number}: {' or '.join(map(str, layers)) or 'none'}" for number, layers in enumerate(bad.layers())
     )
     defaults = default_layers(serving.target_layers)
-    asked = ", ".join(key.path for key in absent if "layer" in key.path)
+    asked = ", ".join(key.path for key in evidence.absent if "layer" in key.path)
+    write = _ids_to_write(serving, bad, want, evidence.engine)
     if _matches(bad, defaults) and tuple(want.layers) != defaults:
         return Finding(
             "AUX005",
@@ -229,7 +245,7 @@ def _layers(serving: Serving, want: Expected, absent: Sequence[Absent], source: 
             source=source,
             cause="the engine fell back to EAGLE-3's default layers: it does not take the ids from where they stand"
             + (f"; it asked the drafter's config for keys that are not there: {asked}" if asked else ""),
-            remedy="put the ids where this version looks for them, or use another version or runner",
+            remedy=f"put the ids where this version looks for them, or use another version or runner; {write}",
         )
     if not any(layers for layers in bad.layers()):
         return Finding(
@@ -243,6 +259,19 @@ def _layers(serving: Serving, want: Expected, absent: Sequence[Absent], source: 
             cause="the states are altered on the way, or come from elsewhere than the target's residual stream",
             remedy="compare the engine's capture code with the version that last passed",
         )
+    if want.one_reading and _matches(bad, [layer + 1 for layer in want.layers]):
+        return Finding(
+            "AUX007",
+            Verdict.INVALID,
+            f"the drafter's ids {list(want.layers)} have two readings, and nobody says which is right",
+            n=len(seen),
+            expected=expected_text,
+            actual=f"{flat}; {said}",
+            source=source,
+            cause="a drafter's ids mean layer inputs to vLLM and layer outputs to most of SGLang's targets; "
+            f"{evidence.engine} took them as outputs",
+            remedy="write the layers whose inputs the drafter was trained on into the pair: expect.aux_layers",
+        )
     return Finding(
         "AUX004",
         Verdict.FAIL,
@@ -252,8 +281,29 @@ def _layers(serving: Serving, want: Expected, absent: Sequence[Absent], source: 
         actual=f"{flat}; {said}",
         source=source,
         cause="the ids mean layer outputs to one side and layer inputs to the other, or their order was changed",
-        remedy=f"write ids so that the inputs of layers {list(want.layers)} are captured (vLLM takes them as they are)",
+        remedy=write,
     )
+
+
+def _ids_to_write(serving: Serving, bad: Proposal, want: Expected, engine: str) -> str:
+    """Return which ids the drafter's config must have, for the wanted layers to be captured by this engine.
+
+    What the engine added to the ids is what every captured chunk agrees on; its usual habit where there were no ids.
+    """
+    added, how = _ADDED.get(engine, 0), f"as {engine} usually does"
+    asked = serving.requested or ()
+    if len(asked) == len(bad.layers()) > 0:
+        apart = [{layer - id_ for layer in layers} for id_, layers in zip(asked, bad.layers(), strict=True)]
+        common = set.intersection(*apart)
+        if common and added not in common:
+            added = min(common, key=abs)
+        if common:
+            how = "as seen here"
+    ids = [layer - added for layer in want.layers]
+    if min(ids) < 0:
+        return f"{engine} adds {added} to each id ({how}): the input of layer 0 cannot be asked for"
+    rule = f"{engine} adds {added} to each" if added else f"{engine} takes them as they are"
+    return f"for {engine}, write the ids {ids} into the drafter's config: {rule}, {how}"
 
 
 def _matches(proposal: Proposal, layers: Sequence[int]) -> bool:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file, save_file
 
-from harness.canary.build import Canary, build
+from harness.canary.build import Canary
 from harness.canary.spec import SHIPPED, CanarySpec
 from harness.engines.vllm import TRITON_CPU
 from harness.errors import EvidenceError
-from harness.probe.evidence import Evidence, Fate, environment, read
+from harness.probe.evidence import Fate, environment, read
+from tests.engine.support import PROMPTS, canary, captured, without
 
 pytestmark = pytest.mark.engine
 
+<<<<<<< HEAD
 DRIVER = Path(__file__).with_name("drive_vllm.py")
 PROMPTS = [[1, 5, 7, 9, 20], [33, 2, 300, 41]]
+=======
+DRIVER = Path(__file__).parents[1] / "probe" / "drive_vllm.py"
+>>>>>>> probe
 RUNNER = {
     "v1": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
     "v2": {
@@ -67,23 +70,6 @@ def serve(vllm_python, tmp_path):
         return folder
 
     return run
-
-
-def canary(tmp_path, spec: CanarySpec) -> Canary:
-    return build(spec, tmp_path / "pair")
-
-
-def without(pair: Canary, *keys: str) -> None:
-    file = pair.drafter / "model.safetensors"
-    tensors = load_file(file)
-    for key in keys:
-        del tensors[key]
-    shutil.move(file, file.with_suffix(".was"))
-    save_file(tensors, file, metadata={"format": "pt"})
-
-
-def captured(found: Evidence) -> set[tuple[tuple[int, ...], ...]]:
-    return {proposal.layers() for serving in found.servings for proposal in serving.proposals}
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])

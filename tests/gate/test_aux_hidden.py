@@ -59,6 +59,51 @@ def test_defaults_instead_of_what_the_config_asks():
     assert finding.verdict is Verdict.FAIL
 
 
+@pytest.mark.parametrize(
+    ("engine", "requested", "captured", "ids"),
+    [
+        # the drafter's ids were written as inputs, for an engine that adds 1
+        ("sglang", (1, 3, 6), ((2,), (4,), (7,)), "[0, 2, 5]"),
+        # and as outputs, for one that takes them as they are
+        ("vllm", (0, 2, 5), ((0,), (2,), (5,)), "[1, 3, 6]"),
+        # this target of SGLang takes them as they are (deepseek_v2.py, unless the first is 1)
+        ("sglang", (0, 2, 5), ((0,), (2,), (5,)), "[1, 3, 6]"),
+        # the stream does not change between two layers, so a chunk equals both
+        ("sglang", (1, 3, 6), ((1, 2), (3, 4), (7,)), "[0, 2, 5]"),
+        # the captures follow from no ids: the engine's habit
+        ("sglang", None, ((3,), (4,), (7,)), "[0, 2, 5]"),
+    ],
+)
+def test_the_ids_to_write_are_those_that_this_engine_turns_into_the_wanted_layers(engine, requested, captured, ids):
+    want = dataclasses.replace(WANT, layers=(1, 3, 6))
+    served = serving([proposal(layers=captured)], requested=requested)
+    seen = dataclasses.replace(evidence(servings=(served,)), engine=engine)
+    finding = red(aux_hidden.judge(seen, want))["AUX004"]
+    assert finding.verdict is Verdict.FAIL
+    assert f"for {engine}, write the ids {ids}" in finding.remedy
+
+
+def test_the_ids_to_write_where_the_engine_ignored_them():
+    want = dataclasses.replace(WANT, layers=(1, 3, 6))
+    seen = dataclasses.replace(evidence(servings=(serving([proposal()], requested=None),)), engine="sglang")
+    assert "write the ids [0, 2, 5]" in red(aux_hidden.judge(seen, want))["AUX005"].remedy
+
+
+def test_an_engine_that_adds_one_cannot_capture_the_embeddings():
+    want = dataclasses.replace(WANT, layers=(0, 3, 6))
+    served = serving([proposal(layers=((1,), (4,), (7,)))], requested=(0, 3, 6))
+    seen = dataclasses.replace(evidence(servings=(served,)), engine="sglang")
+    assert "cannot be asked for" in red(aux_hidden.judge(seen, want))["AUX004"].remedy
+
+
+def test_ids_with_two_readings_and_no_word_from_the_pair_are_undecided():
+    want = dataclasses.replace(WANT, layers=(1, 3, 6), one_reading=True)
+    finding = red(judge(serving([proposal(layers=((2,), (4,), (7,)))]), want=want))["AUX007"]
+    assert finding.verdict is Verdict.INVALID
+    assert "expect.aux_layers" in finding.remedy
+    assert "AUX004" in red(judge(serving([proposal(layers=((2,), (4,), (6,)))]), want=want))
+
+
 def test_keys_that_the_engine_looked_for_are_named():
     want = dataclasses.replace(WANT, layers=(1, 3, 6))
     absent = (Absent("eagle_config.layer_ids", ("engine",)), Absent("rope_scaling", ("engine",)))
@@ -127,3 +172,4 @@ def test_expected_layers(config, pair, layers):
     )
     assert want.layers == layers
     assert want.width == 21504
+    assert want.one_reading == (pair is None and bool(config.get("eagle_config") or "eagle_aux" in str(config)))

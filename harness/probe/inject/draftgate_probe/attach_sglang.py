@@ -21,7 +21,7 @@ from .session import Session
 _RUNNERS = ("sglang.srt.model_executor.", "sglang.srt.hardware_backend.")
 _WORKERS = "sglang.srt.speculative."
 _STEPS = ("forward_batch_generation", "forward_batch_speculative_generation")
-"""A speculative worker's method that runs one step of the scheduler; the second is its name up to 0.5.3."""
+"""A speculative worker's method that runs one step of the scheduler; the second is its name in 0.5.1."""
 
 _SETTER, _CAPTURED = "set_eagle3_layers_to_capture", "layers_to_capture"
 """The target's method, which is given the ids of the drafter's config or None, and the attribute, in some module of
@@ -147,15 +147,13 @@ def _hook_loaders(session: Session) -> None:
 
 
 def _load_model(session: Session, original: Any, running: list[_Loading]) -> Any:
-    signature = inspect.signature(original)
-
     @functools.wraps(original)
     def load_model(loader: Any, *args: Any, **kwargs: Any) -> Any:
         if running:  # a subclass's load_model that calls its parent's
             return original(loader, *args, **kwargs)
 
         def begin() -> None:
-            model_config = signature.bind(loader, *args, **kwargs).arguments["model_config"]
+            model_config = kwargs["model_config"]  # by keyword only, in every release
             role = "drafter" if _is_drafter(session, model_config) else "target"
             running.append(_Loading(session, role, str(model_config.model_path), type(loader).__name__))
 

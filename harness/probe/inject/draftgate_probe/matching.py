@@ -111,7 +111,7 @@ def stream(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], width: in
     By the names of the layer's arguments (`hidden_states`, `residual`: every decoder layer of vLLM and SGLang), or by a
     residual that travels beside them (`travelling`); a layer that names them otherwise gives its first tensor of the
     hidden size. None where the hidden state is only this rank's part of a sum (SGLang leaves some sums to the next
-    layer's fused kernel: `_sglang_needs_allreduce_fusion`, 0.4.9 to 0.5.20; `OwedOutput`, 0.5.23).
+    layer's fused kernel: `_sglang_needs_allreduce_fusion`, 0.5.1 to 0.5.20; `OwedOutput`, 0.5.23).
     """
     given = _signature(type(module).forward).bind(module, *args, **kwargs).arguments
     hidden, beside = given.get("hidden_states"), travelling(given.values())

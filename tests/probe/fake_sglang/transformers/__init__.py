@@ -1,11 +1,12 @@
 """The part of transformers that a config needs."""
 
 import json
+import types
 from pathlib import Path
 
 
 class PretrainedConfig:
-    attribute_map = {}
+    attribute_map = types.MappingProxyType({})
 
     def __init__(self, **kwargs):
         self.__dict__.update(kwargs)
