@@ -52,7 +52,8 @@ class CanarySpec:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     seed: int = 7
     max_positions: int = 4096
-    dialect: Dialect = "yuhuili"
+    dialect: Dialect = "specforge"
+    """Both engines load this one; SGLang 0.5.23 takes yuhuili's `LlamaForCausalLM` for a whole target."""
     aux_ids: Literal["none", "top-level", "nested"] = "none"
     aux_ids_are: Literal["inputs", "outputs"] = "inputs"
     own_embed_tokens: bool = False

@@ -34,7 +34,10 @@ def died(server: Server, code: int) -> ServerFault:
             f"{sign.cause}; not {server.port}, on which nobody listens: either the server wants other ports too, or it "
             "binds without SO_REUSEADDR, which the harness's hold on the port then refuses"
         )
-    if code == -signal.SIGKILL:
+    if code == -signal.SIGKILL and server.log.ended_itself:
+        cause = sign.cause if sign else f"one of its own processes failed, and it ended itself: {server.log.error}"
+        remedy = remedy or "read the traceback in the log"
+    elif code == -signal.SIGKILL:
         kills = watch.oom_kills()
         remedy = "give it more memory, or use a smaller pair or KV cache; `dmesg` names the OOM killer's victims"
         cause = "out of memory (OOM): SIGKILL is how the kernel's OOM killer ends a process"

@@ -18,12 +18,7 @@ from tests.engine.support import PROMPTS, canary, captured, without
 
 pytestmark = pytest.mark.engine
 
-<<<<<<< HEAD
 DRIVER = Path(__file__).with_name("drive_vllm.py")
-PROMPTS = [[1, 5, 7, 9, 20], [33, 2, 300, 41]]
-=======
-DRIVER = Path(__file__).parents[1] / "probe" / "drive_vllm.py"
->>>>>>> probe
 RUNNER = {
     "v1": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
     "v2": {
