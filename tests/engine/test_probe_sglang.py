@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -10,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import harness.engines
 from harness.canary import faults
 from harness.canary.build import Canary
 from harness.canary.spec import SHIPPED, CanarySpec
+from harness.engines import sglang_kernels
 from harness.errors import EvidenceError
 from harness.gate import aux_hidden
 from harness.probe.evidence import Fate, environment, read
@@ -21,8 +22,9 @@ from tests.engine.support import PROMPTS, canary, captured, without
 
 pytestmark = pytest.mark.engine
 
-DRIVER = Path(__file__).parents[1] / "probe" / "drive_sglang.py"
-KERNELS = Path(harness.engines.__file__).with_name("sglang_cpu")
+DRIVER = Path(__file__).with_name("drive_sglang.py")
+SMALL = dataclasses.replace(SHIPPED["small"], dialect="specforge")
+"""SGLang goes by the architecture's name. That of the shipped dialect, LlamaForCausalLM, is an ordinary Llama to it."""
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def serve(sglang_python, tmp_path):
     def run(pair: Canary, drafter: Path | None = None, algorithm: str = "EAGLE3", tp: int = 1, inject=None, **extra):
         folder = tmp_path / "evidence"
         probe = environment(folder, str(pair.target), str(drafter or pair.drafter), engine="sglang")
-        path = os.pathsep.join([inject or probe.pop("PYTHONPATH"), str(KERNELS)])
+        path = os.pathsep.join([inject or probe.pop("PYTHONPATH"), str(sglang_kernels.FOLDER)])
         env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
         env |= {
             **probe,
@@ -57,7 +59,7 @@ def serve(sglang_python, tmp_path):
 
 
 def test_a_whole_pair(serve, tmp_path):
-    pair = canary(tmp_path, SHIPPED["small"])
+    pair = canary(tmp_path, SMALL)
     width = pair.spec.hidden
     found = read(serve(pair))
     assert found.engine == "sglang"
@@ -91,7 +93,7 @@ def test_a_whole_pair(serve, tmp_path):
 
 
 def test_ids_written_for_this_engine_are_honoured(serve, tmp_path):
-    spec = CanarySpec("outputs", aux_layers=(1, 3, 6), aux_ids="nested", aux_ids_are="outputs")
+    spec = CanarySpec("outputs", dialect="specforge", aux_layers=(1, 3, 6), aux_ids="nested", aux_ids_are="outputs")
     found = read(serve(canary(tmp_path, spec)))
     assert captured(found) == {((1,), (3,), (6,))}
     assert (found.servings[0].requested, found.servings[0].declared) == ((0, 2, 5), (1, 3, 6))
@@ -109,7 +111,7 @@ def judged(found, pair, layers):
 
 
 def test_ids_written_for_the_other_engine_are_caught_with_those_to_write(serve, tmp_path):
-    pair = canary(tmp_path, SHIPPED["aux-layers"])
+    pair = canary(tmp_path, dataclasses.replace(SHIPPED["aux-layers"], dialect="specforge"))
     found = read(serve(pair))
     assert captured(found) == {((2,), (4,), (7,))}
     assert found.servings[0].requested == (1, 3, 6)
@@ -117,7 +119,7 @@ def test_ids_written_for_the_other_engine_are_caught_with_those_to_write(serve, 
 
 
 def test_ids_that_this_release_does_not_look_for_show_by_value(serve, tmp_path):
-    spec = CanarySpec("top", aux_layers=(1, 3, 6), aux_ids="top-level", aux_ids_are="outputs")
+    spec = CanarySpec("top", dialect="specforge", aux_layers=(1, 3, 6), aux_ids="top-level", aux_ids_are="outputs")
     pair = canary(tmp_path, spec)
     found = read(serve(pair))
     assert captured(found) == {((2,), (4,), (5,))}
@@ -125,7 +127,7 @@ def test_ids_that_this_release_does_not_look_for_show_by_value(serve, tmp_path):
 
 
 def test_tensors_that_are_missing_from_the_checkpoint(serve, tmp_path):
-    pair = canary(tmp_path, SHIPPED["small"])
+    pair = canary(tmp_path, SMALL)
     without(pair, "fc.weight", "midlayer.self_attn.k_proj.weight")
     found = read(serve(pair))
     (drafter,) = found.of("drafter")
@@ -138,7 +140,7 @@ def test_tensors_that_are_missing_from_the_checkpoint(serve, tmp_path):
 
 
 def test_a_prefix_that_this_release_does_not_know(serve, tmp_path):
-    pair = canary(tmp_path, SHIPPED["small"])
+    pair = canary(tmp_path, SMALL)
     found = read(serve(pair, faults.apply("rename-prefix", pair.drafter, tmp_path / "broken")))
     dropped = {key for key, fate in found.fates("drafter").items() if fate is Fate.DROPPED}
     assert len(dropped - {"t2d"}) == 10
@@ -149,7 +151,7 @@ def test_a_prefix_that_this_release_does_not_know(serve, tmp_path):
 
 @pytest.mark.parametrize("name", ["small", "kimi-shape"])
 def test_the_wrong_algorithm_hands_over_one_hidden_state(serve, tmp_path, name):
-    pair = canary(tmp_path, SHIPPED[name])
+    pair = canary(tmp_path, dataclasses.replace(SHIPPED[name], dialect="specforge"))
     width = pair.spec.hidden
     found = read(serve(pair, algorithm="EAGLE"))
     (serving,) = found.servings
@@ -163,7 +165,7 @@ def test_the_wrong_algorithm_hands_over_one_hidden_state(serve, tmp_path, name):
 
 
 def test_ranks_of_tensor_parallelism_each_have_their_own(serve, tmp_path):
-    pair = canary(tmp_path, SHIPPED["small"])
+    pair = canary(tmp_path, SMALL)
     without(pair, "midlayer.mlp.up_proj.weight")
     found = read(serve(pair, tp=2))
     assert [load.place.tp_rank for load in found.of("drafter")] == [0, 1]
@@ -178,21 +180,19 @@ def test_by_path_where_the_plugin_cannot_be_found(serve, tmp_path):
     """EAGLE on a CPU does not run in the releases without plugins: here the entry point alone is hidden."""
     inject = Path(environment(tmp_path / "unused", "t", "d", engine="sglang")["PYTHONPATH"].split(os.pathsep)[0])
     hidden = shutil.copytree(inject, tmp_path / "inject", ignore=shutil.ignore_patterns("*.dist-info"))
-    found = read(
-        serve(canary(tmp_path, SHIPPED["small"]), inject=os.pathsep.join([str(hidden), str(hidden / "by_path")]))
-    )
+    found = read(serve(canary(tmp_path, SMALL), inject=os.pathsep.join([str(hidden), str(hidden / "by_path")])))
     assert [load.role for load in found.loads] == ["drafter", "target"]
     assert captured(found) == {((2,), (4,), (5,))}
     assert found.config_key("hidden_size").read
 
 
 def test_a_probe_that_the_engine_does_not_load_is_no_evidence(serve, tmp_path):
-    folder = serve(canary(tmp_path, SHIPPED["small"]), SGLANG_PLUGINS="another")
+    folder = serve(canary(tmp_path, SMALL), SGLANG_PLUGINS="another")
     with pytest.raises(EvidenceError, match="no evidence at all"):
         read(folder)
 
 
 def test_a_hook_that_cannot_be_applied_makes_the_evidence_invalid(serve, tmp_path):
-    folder = serve(canary(tmp_path, SHIPPED["small"]), DRIVE_WITHOUT="sglang.srt.model_loader.loader:BaseModelLoader")
+    folder = serve(canary(tmp_path, SMALL), DRIVE_WITHOUT="sglang.srt.model_loader.loader:BaseModelLoader")
     with pytest.raises(EvidenceError, match="cannot attach model loaders"):
         read(folder)
