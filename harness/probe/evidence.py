@@ -246,9 +246,10 @@ def _serving(record: dict[str, Any]) -> Serving:
 _RENAMED = (("torch_dtype", "dtype"), ("rope_scaling", "rope_parameters"), ("rope_theta", "rope_parameters.rope_theta"))
 """Keys that transformers (5.x, configuration_utils.py, modeling_rope_utils.py) stores under another name."""
 
-_TRANSLATORS = ("vllm.transformers_utils.configs.",)
-"""Modules that build a config object out of the file's dict. Their reading of a key that they hand on under the same
-name is copying: whether the engine honours it shows in the reads of the attribute."""
+_TRANSLATORS = ("vllm.transformers_utils.configs.", "sglang.srt.utils.hf_transformers.")
+"""Modules that build a config object: vLLM's out of the file's dict, SGLang's (0.5.23, `HFModelConfigParser.parse`) by
+going through all attributes. Their reading of a key that they hand on under the same name is copying: whether the
+engine honours it shows in the reads of the attribute elsewhere."""
 
 
 def _names(path: str, top: set[str]) -> set[str]:

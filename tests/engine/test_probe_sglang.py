@@ -74,7 +74,7 @@ def test_a_whole_pair(serve, tmp_path):
         assert loose == ({"model.embed_tokens.weight"} if load is drafter else set())
     assert drafter.parameter("model.layers.0.self_attn.qkv_proj.weight").writes == 3
     assert drafter.parameter("hot_token_id").keys == ("d2t",)
-    assert serving.shared == (("model.embed_tokens.weight", "model.embed_tokens.weight"),)
+    assert ("model.embed_tokens.weight", "model.embed_tokens.weight") in serving.shared
     assert serving.projection is not None
     assert (serving.projection.in_features, serving.projection.found_by) == (3 * width, "key")
     assert serving.went_around == 0
@@ -88,6 +88,7 @@ def test_a_whole_pair(serve, tmp_path):
         assert all(capture.exact for capture in proposal.captures)
     assert captured(found) == {((2,), (4,), (5,))}
     assert found.config_key("hidden_size").read
+    assert not found.config_key("mlp_bias").read  # gone through with all others, and honoured nowhere
     assert serving.runner.endswith("ModelRunner")
     assert "sglang.srt.speculative." in serving.proposer
 

@@ -229,18 +229,21 @@ def test_config_reads_are_united_over_processes_and_names(folder):
 
 def test_a_key_that_is_only_copied_into_the_config_object_is_not_read(folder):
     config = folder.files["config-10"]
-    config["file"] = [{"path": path, "value": True} for path in ("norm_output", "fc_norm", "speculators_model_type")]
-    config["attributes"] = ["norm_output", "fc_norm"]
+    config["file"] = [{"path": path, "value": True} for path in (
+        "norm_output", "fc_norm", "speculators_model_type", "norm_before_residual"
+    )]  # fmt: skip
+    config["attributes"] = ["norm_output", "fc_norm", "norm_before_residual"]
     config["reads"] = [
         {"path": path, "readers": [reader], "seen": ["True"], "there": True}
         for path, reader in (
             ("norm_output", "vllm.transformers_utils.configs.speculators.algos"),
             ("fc_norm", "vllm.model_executor.models.llama_eagle3"),
             ("speculators_model_type", "vllm.transformers_utils.configs.speculators.base"),
+            ("norm_before_residual", "sglang.srt.utils.hf_transformers.config"),
         )
     ]
     found = read(folder.write())
-    assert [key.path for key in found.config if not key.read] == ["norm_output"]
+    assert [key.path for key in found.config if not key.read] == ["norm_output", "norm_before_residual"]
 
 
 def test_the_environment_is_for_a_fresh_folder_only(tmp_path):
