@@ -266,6 +266,8 @@ _CPU_ARGS = [
     "--max-total-tokens", "4096",
     "--max-running-requests", "8",
     "--mem-fraction-static", "0.3",
+    # An idle scheduler polls without a pause, and would take a core from the server that is measured.
+    "--sleep-on-idle",
 ]  # fmt: skip
 
 _CPU_ENV = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -34,9 +35,11 @@ def died(server: Server, code: int) -> ServerFault:
             f"{sign.cause}; not {server.port}, on which nobody listens: either the server wants other ports too, or it "
             "binds without SO_REUSEADDR, which the harness's hold on the port then refuses"
         )
-    if code == -signal.SIGKILL and server.log.ended_itself:
-        cause = sign.cause if sign else f"one of its own processes failed, and it ended itself: {server.log.error}"
-        remedy = remedy or "read the traceback in the log"
+    if code == -signal.SIGKILL and signs.ENDED_ITSELF in server.log.signs:
+        raised = [line for line in server.log.tail() if re.match(r"[\w.]*(?:Error|Exception)\b", line)]
+        cause = signs.ENDED_ITSELF.cause + (f": {raised[-1]}" if raised else "")
+        if sign is None or sign is signs.ENDED_ITSELF:
+            remedy = signs.ENDED_ITSELF.remedy
     elif code == -signal.SIGKILL:
         kills = watch.oom_kills()
         remedy = "give it more memory, or use a smaller pair or KV cache; `dmesg` names the OOM killer's victims"

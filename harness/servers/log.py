@@ -63,8 +63,9 @@ class LogFollower:
             return
         self._tail.append(line)
         if (sign := signs.read(line)) is not None:
-            self.sign = sign
             self.signs.add(sign)
+            if sign is not signs.ENDED_ITSELF or self.sign is None:  # what came before it says more
+                self.sign = sign
         for pattern, label in self._phases:
             if label != self.phase and pattern.search(line):
                 self.phase = label

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-__all__ = ["ADDRESS_IN_USE", "Sign", "read"]
+__all__ = ["ADDRESS_IN_USE", "ENDED_ITSELF", "Sign", "read"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +23,17 @@ ADDRESS_IN_USE = Sign(
     "end that process (`ss -ltnp` names it), or let the harness choose the port (port 0)",
 )
 
+# SGLang 0.5.23, utils/common.py: the first process kills its whole tree, itself included, when a child fails.
+ENDED_ITSELF = Sign(
+    r"Received sigquit from a child process|kill_process_tree called: .*include_parent=True",
+    "one of its processes failed, and the server killed itself",
+    "read the traceback in the log",
+)
+
 # The first that matches a line wins.
 _SIGNS = (
     ADDRESS_IN_USE,
+    ENDED_ITSELF,
     Sign(
         r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory",
         "the device ran out of memory",

@@ -71,6 +71,10 @@ def main():
                 sys.exit(3)
             case "die-by-kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "die-with-a-child":
+                say("Traceback (most recent call last):\nAssertionError: loaded_weight.shape is 33\n")
+                say("Received sigquit from a child process. It usually means the child failed.")
+                os.kill(os.getpid(), signal.SIGKILL)
             case "slow":
                 # Until a file says go on, so that no test depends on a duration.
                 while not pathlib.Path(os.environ["FAKE_NOTES"], "go").exists():

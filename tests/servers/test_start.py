@@ -66,6 +66,13 @@ def test_a_server_that_dies_at_start(fake, tmp_path):
         assert part in str(error)
 
 
+def test_a_server_that_kills_itself_names_what_its_child_raised(fake, tmp_path):
+    with pytest.raises(ServerDied) as caught:
+        start(fake("die-with-a-child"), tmp_path, generated)
+    assert "killed itself: AssertionError: loaded_weight.shape is 33" in caught.value.cause
+    assert "traceback" in str(caught.value)
+
+
 def test_a_killed_server_is_called_out_of_memory_only_if_the_kernel_says_so(fake, tmp_path, monkeypatch):
     counts = iter([7, 7])
     monkeypatch.setattr(watch, "oom_kills", lambda: next(counts))
