@@ -174,7 +174,7 @@ def test_where_nothing_can_be_said_is_a_fault(install, tmp_path):
     site_packages = install()
     for name in (BACKEND, TREE):
         (site_packages / "sglang" / name).write_text("")
-    with pytest.raises(EnvironmentFault, match="nothing in .* calls a kernel"):
+    with pytest.raises(EnvironmentFault, match=r"nothing in .* calls a kernel"):
         missing(site_packages)
     (site_packages / "sglang" / WORKER).unlink()
     with pytest.raises(EnvironmentFault, match="eagle_worker_v2") as fault:
