@@ -1,11 +1,17 @@
 """Tests on real engines: those that the options name, else the releases this version was tested with."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fixtures import options
 from harness.errors import HarnessError
+from tests.engine.support import SPECULATIVE, Result
+
+ROOT = Path(__file__).parents[2]
 
 
 def _python(config: pytest.Config, name: str) -> Path:
@@ -23,3 +29,24 @@ def vllm_python(pytestconfig):
 @pytest.fixture(scope="session")
 def sglang_python(pytestconfig):
     return _python(pytestconfig, "sglang")
+
+
+@pytest.fixture
+def judge_pair(tmp_path):
+    """Run suites on a pair made from TOML lines, as a user would; return the exit status, the output, the record."""
+
+    def run(python, engine, *lines, select=SPECULATIVE, runner=None, pair="fault"):
+        (tmp_path / "pairs.toml").write_text("\n".join([f"[pairs.{pair}]", *lines]))
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "pytest", str(ROOT / "suites"), "-k", select, "--engine", engine, "--pair", pair,
+                "--pairs-file", str(tmp_path / "pairs.toml"), "--runs", str(tmp_path / "runs"),
+                "--engine-python", str(python), *([] if runner is None else ["--runner", runner]),
+            ],
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=1500,
+        )  # fmt: skip
+        records = list((tmp_path / "runs").glob("*/record.json"))
+        assert records, done.stdout + done.stderr
+        return Result(done.returncode, done.stdout + done.stderr, json.loads(records[0].read_text()))
+
+    return run

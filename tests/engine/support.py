@@ -1,5 +1,6 @@
 """Canary pairs for a test, and what their evidence says of the captured layers."""
 
+import dataclasses
 import shutil
 
 from safetensors.numpy import load_file, save_file
@@ -27,3 +28,25 @@ def without(pair: Canary, *keys: str) -> None:
 
 def captured(found: Evidence) -> set[tuple[tuple[int, ...], ...]]:
     return {proposal.layers() for serving in found.servings for proposal in serving.proposals}
+
+
+SPECULATIVE = "weights or aux_hidden or acceptance"
+"""The suites that need one server only."""
+
+
+@dataclasses.dataclass
+class Result:
+    status: int
+    output: str
+    record: dict
+
+    def suite(self, name):
+        (found,) = [item for item in self.record["cases"][0]["judgements"] if item["suite"] == name]
+        return found
+
+    def verdict(self, name):
+        return self.suite(name)["verdict"]
+
+    def finding(self, name, code):
+        (found,) = [item for item in self.suite(name)["findings"] if item["code"] == code and item["verdict"] != "PASS"]
+        return found

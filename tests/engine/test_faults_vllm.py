@@ -1,22 +1,17 @@
 """Proof that it can fail: one fault at a time on the real vLLM, and the suites go red and name the cause."""
 
-import dataclasses
-import json
+import functools
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from harness.canary import faults
 from harness.canary.build import build
 from harness.canary.spec import SHIPPED
+from tests.engine.support import SPECULATIVE
 
 pytestmark = pytest.mark.engine
 
-ROOT = Path(__file__).parents[2]
-SPECULATIVE = "weights or aux_hidden or acceptance"  # the suites that need one server only
 LOADED = [
     "d2t", "fc.weight", "lm_head.weight", "midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight",
     "midlayer.mlp.down_proj.weight", "midlayer.mlp.gate_proj.weight", "midlayer.mlp.up_proj.weight",
@@ -25,48 +20,14 @@ LOADED = [
 ]  # fmt: skip
 
 
-@dataclasses.dataclass
-class Result:
-    status: int
-    output: str
-    record: dict
-
-    def suite(self, name):
-        (found,) = [item for item in self.record["cases"][0]["judgements"] if item["suite"] == name]
-        return found
-
-    def verdict(self, name):
-        return self.suite(name)["verdict"]
-
-    def finding(self, name, code):
-        (found,) = [item for item in self.suite(name)["findings"] if item["code"] == code and item["verdict"] != "PASS"]
-        return found
-
-
 @pytest.fixture(scope="session")
 def small(tmp_path_factory):
     return build(SHIPPED["small"], tmp_path_factory.mktemp("canary") / "small")
 
 
 @pytest.fixture
-def judge(tmp_path, vllm_python):
-    """Run suites on a pair made from TOML lines, as a user would; return the exit status, the output, the record."""
-
-    def run(*lines, select=SPECULATIVE, runner="v1", python=None, pair="fault"):
-        (tmp_path / "pairs.toml").write_text("\n".join([f"[pairs.{pair}]", *lines]))
-        done = subprocess.run(
-            [
-                sys.executable, "-m", "pytest", str(ROOT / "suites"), "-k", select, "--runner", runner, "--pair", pair,
-                "--pairs-file", str(tmp_path / "pairs.toml"), "--runs", str(tmp_path / "runs"),
-                "--engine-python", str(python or vllm_python),
-            ],
-            cwd=ROOT, capture_output=True, text=True, check=False, timeout=900,
-        )  # fmt: skip
-        records = list((tmp_path / "runs").glob("*/record.json"))
-        assert records, done.stdout + done.stderr
-        return Result(done.returncode, done.stdout + done.stderr, json.loads(records[0].read_text()))
-
-    return run
+def judge(judge_pair, vllm_python):
+    return functools.partial(judge_pair, vllm_python, "vllm")
 
 
 def pair(drafter, **expect):
@@ -127,7 +88,7 @@ def test_an_unknown_prefix(small, judge, tmp_path):
     assert result.verdict("acceptance") == "INVALID"
 
 
-def test_the_speculation_flag_forgotten(small, judge, tmp_path, vllm_python):
+def test_the_speculation_flag_forgotten(small, judge_pair, tmp_path, vllm_python):
     wrapper = tmp_path / "python"
     real = shlex.quote(str(vllm_python))
     wrapper.write_text(
@@ -135,7 +96,7 @@ def test_the_speculation_flag_forgotten(small, judge, tmp_path, vllm_python):
         f'else kept+=("$1"); fi\n  shift\ndone\nexec {real} "${{kept[@]}}"\n'
     )
     wrapper.chmod(0o755)
-    result = judge(*pair(small.drafter), select="startup or acceptance", python=wrapper)
+    result = judge_pair(wrapper, "vllm", *pair(small.drafter), select="startup or acceptance")
     assert result.status == 1
     assert result.verdict("startup") == "FAIL"
     assert "speculation is not on" in result.output
@@ -174,7 +135,7 @@ def test_known_issue_v2_ignores_the_layer_ids(judge):
         "expect.aux_layers = [1, 3, 6]",
         'engine.vllm = { args = ["--max-model-len", "1024"] }',
     ]
-    result = judge(*lines, runner="v2", select=f"{SPECULATIVE} or losslessness")
+    result = judge(*lines, select=f"{SPECULATIVE} or losslessness", runner="v2")
     assert result.status == 1, result.output
     finding = result.finding("aux_hidden", "AUX005")
     assert "[2, 4, 5] were captured instead of [1, 3, 6]" in finding["summary"]
