@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +22,11 @@ FILE = Path(__file__).with_name("known_issues.toml")
 
 @dataclasses.dataclass(frozen=True)
 class KnownIssue:
-    """A defect: which engine, versions and runner have it, which finding it shows as, and how to reproduce it."""
+    """A defect: which engine, versions and runner have it, which finding it shows as, and how to reproduce it.
+
+    `actual` is a regular expression for the whole of what the finding saw ("" for anything): a finding that saw more
+    than the defect explains is not this defect.
+    """
 
     code: str
     title: str
@@ -29,6 +34,7 @@ class KnownIssue:
     versions: SpecifierSet
     runners: tuple[str, ...]
     findings: tuple[str, ...]
+    actual: str
     source: str
     reference: str
     reproduce: str
@@ -45,6 +51,7 @@ class KnownIssue:
             and in_range
             and (not self.runners or runner in self.runners)
             and finding.code in self.findings
+            and (not self.actual or re.fullmatch(self.actual, finding.actual) is not None)
         )
 
 

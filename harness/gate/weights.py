@@ -141,6 +141,16 @@ def _unusable(role: str, loads: Sequence[Load], source: str) -> list[Finding]:
     findings = []
     for load in loads:
         if load.error:
+            cause = "the checkpoint does not fit the engine's model class"
+            remedy = "compare the key that the message names with the checkpoint's own names"
+            if role == "drafter" and "eagle" not in load.model_class.lower():
+                cause = (
+                    f"the engine took the drafter for a whole model, {load.model_class}: the name under "
+                    "`architectures` in its config.json is none of this engine's for EAGLE-3"
+                )
+                remedy = (
+                    'write "architectures": ["LlamaForCausalLMEagle3"], which both engines know for a Llama drafter'
+                )
             findings.append(
                 Finding(
                     "WGT002",
@@ -148,8 +158,8 @@ def _unusable(role: str, loads: Sequence[Load], source: str) -> list[Finding]:
                     f"loading the {role} raised on rank {load.place.rank}",
                     actual=load.error,
                     source=source,
-                    cause="the checkpoint does not fit the engine's model class",
-                    remedy="compare the key that the message names with the checkpoint's own names",
+                    cause=cause,
+                    remedy=remedy,
                 )
             )
         elif not load.tapped:

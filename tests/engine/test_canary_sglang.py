@@ -21,7 +21,7 @@ EXACT = [
     ("small", {"dtype": "float32"}, 8),
     ("small-wrong", {}, 8),
     ("small-wrong", {"dtype": "float32", "hidden": 128}, 3),
-    ("aux-layers-outputs", {"norm_before_residual": True}, 4),
+    ("aux-layers-outputs", {}, 4),
     ("wide-1024", {"wrong_fraction": 0.1}, 5),
     ("wide-2048", {"wrong_fraction": 0.1, "dtype": "float32"}, 6),
     ("kimi-shape", {"wrong_fraction": 0.1}, 7),

@@ -140,3 +140,37 @@ def test_a_dead_scheduler_is_named(small, sglang_python, tmp_path):
             with pytest.raises(ServerError) as caught:
                 server.check()
         assert "died" in str(caught.value) or "killed" in str(caught.value) or "stood still" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "canary", "spec", "suite", "finding"),
+    [
+        ("SGLANG-NORM-BEFORE-RESIDUAL", "small", {"norm_before_residual": True}, "weights", "WGT005"),
+        ("SGLANG-ATTENTION-BIAS", "small", {"attention_bias": True}, "weights", "WGT003"),
+        (
+            "SGLANG-TOP-LEVEL-AUX-IDS",
+            "aux-layers",
+            {"aux_layers": (1, 3, 6), "aux_ids": "top-level", "aux_ids_are": "outputs"},
+            "aux_hidden",
+            "AUX005",
+        ),
+    ],
+    ids=lambda value: value if str(value).startswith("SGLANG") else "",
+)
+def test_a_known_defect(judge, tmp_path, code, canary, spec, suite, finding):
+    drafter = build(CanarySpec("known", **spec), tmp_path / "pair").drafter
+    result = judge(*pair(drafter, canary=canary, aux_layers=[1, 3, 6] if canary == "aux-layers" else [2, 4, 5]))
+    assert result.status == 1, result.output
+    assert code in result.finding(suite, finding)["known_issue"]
+    assert result.verdict(suite) == "FAIL", "known, and still red"
+    assert result.verdict("acceptance") == "FAIL"
+
+
+def test_an_architecture_that_is_an_ordinary_llama_here(judge, tmp_path):
+    drafter = build(CanarySpec("old", dialect="yuhuili"), tmp_path / "pair").drafter
+    result = judge(*pair(drafter), select="startup or weights")
+    assert result.status == 1, result.output
+    red = result.finding("weights", "WGT002")
+    assert "took the drafter for a whole model" in red["cause"]
+    assert "LlamaForCausalLMEagle3" in red["remedy"]
+    assert "killed itself" in result.finding("startup", "STA004")["cause"]

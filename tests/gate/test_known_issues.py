@@ -59,3 +59,24 @@ def test_worst():
     assert worst([]) is Verdict.INVALID
     assert worst([Verdict.PASS, Verdict.INCONCLUSIVE]) is Verdict.INCONCLUSIVE
     assert worst([Verdict.INVALID, Verdict.FAIL, Verdict.PASS]) is Verdict.FAIL
+
+
+BIASES = "dropped: midlayer.self_attn.q_proj.bias, midlayer.self_attn.k_proj.bias"
+
+
+@pytest.mark.parametrize(
+    ("actual", "known"),
+    [
+        (BIASES, True),
+        (f"{BIASES} (1 ignored by design: t2d)", True),
+        (f"{BIASES}, fc.weight", False),
+        (f"fc.weight, {BIASES}", False),
+        (f"{BIASES} and 3 more", False),
+    ],
+)
+def test_a_finding_that_saw_more_than_the_defect_is_not_the_defect(actual, known):
+    red = Judgement("weights", (Finding("WGT003", Verdict.FAIL, "keys landed nowhere", actual=actual),))
+    code = "SGLANG-ATTENTION-BIAS"
+    named = annotate(red, version="0.5.23", runner="sync", engine="sglang", accepted=[code])
+    assert (code in named.findings[0].known_issue) is known
+    assert named.verdict is (Verdict.PASS if known else Verdict.FAIL)

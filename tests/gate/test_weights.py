@@ -177,7 +177,11 @@ def test_config_hook_saw_nothing(keys):
 
 
 def test_exceptions_are_for_one_engine():
-    assert not weights.load_exceptions("sglang", "0.5.23").rows
+    vllm, sglang = (weights.load_exceptions(*release).rows for release in (("vllm", "0.32.0"), ("sglang", "0.5.23")))
+    assert vllm
+    assert sglang
+    assert not set(vllm) & set(sglang)
+    assert not weights.load_exceptions("another", "1.0").rows
 
 
 def test_a_row_with_a_missing_reason_is_refused(tmp_path):

@@ -243,3 +243,50 @@ def test_other_test_runs_are_left_alone(project):
     done = project.run(pairs=())
     assert done.returncode == 0
     assert not (project.folder / "runs").exists()
+
+
+def cases(project, *arguments, env=(), runner=()):
+    """Return the ids of the cases that the options make, or pytest's whole output if it refuses them."""
+    project.suite("weights", "give(judge, 'PASS', 'weights')")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--co", "-q", "--pair", "small", *runner, *arguments],
+        cwd=project.folder, env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(env), capture_output=True, text=True,
+        check=False, timeout=120,
+    )  # fmt: skip
+    return (
+        done.returncode,
+        [line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "[" in line],
+        done,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ids"),
+    [
+        ([], ["small-vllm-v1", "small-vllm-v2"]),
+        (["--engine", "sglang"], ["small-sglang-sync"]),
+        (["--engine", "vllm", "--engine", "sglang"], ["small-vllm-v1", "small-vllm-v2", "small-sglang-sync"]),
+        (["--engine-env", "sglang==0.5.23"], ["small-sglang-sync"]),
+        (["--engine-env", "sglang==0.5.23", "--engine-env", "vllm==0.32.0", "--runner", "v1"], None),
+        (["--engine", "sglang", "--device", "cuda"], ["small-sglang-overlap"]),
+    ],
+)
+def test_the_options_name_the_engines(project, arguments, ids):
+    status, found, done = cases(project, *arguments)
+    if ids is None:
+        assert status == 2
+        assert "--runner v1: sglang has sync, overlap" in done.stdout + done.stderr
+    else:
+        assert sorted(found) == sorted(ids), done.stdout
+
+
+def test_a_release_that_is_no_engine(project):
+    status, _, done = cases(project, "--engine-env", "torch==2.13.0")
+    assert status == 2
+    assert "torch is no engine" in done.stdout + done.stderr
+
+
+def test_a_pair_whose_variable_is_not_set(project):
+    status, _, done = cases(project, "--pair", "kimi-k2_5")
+    assert status == 2
+    assert "KIMI_K25" in done.stdout + done.stderr
