@@ -81,7 +81,7 @@ def judge(evidence: Evidence, want: Expected) -> Judgement:
             reasons = "; ".join(serving.unobserved) or "the proposer was never called"
             findings.append(_unseen(f"no real proposal was seen on rank {serving.place.rank}", reasons, where))
             continue
-        findings.append(_width(serving.proposals, want, where))
+        findings.append(_width(serving, want, where))
         findings.append(_projection(serving, want, where))
         findings.append(_layers(serving, want, evidence, where))
     if not evidence.servings:
@@ -119,7 +119,8 @@ def _unseen(summary: str, reasons: str, source: str) -> Finding:
     )
 
 
-def _width(proposals: Sequence[Proposal], want: Expected, source: str) -> Finding:
+def _width(serving: Serving, want: Expected, source: str) -> Finding:
+    proposals = serving.proposals
     widths = sorted({proposal.feature_width for proposal in proposals})
     seen = ", ".join(map(str, widths))
     if widths == [want.width]:
@@ -137,7 +138,7 @@ def _width(proposals: Sequence[Proposal], want: Expected, source: str) -> Findin
     return Finding(
         "AUX002",
         Verdict.FAIL,
-        f"{seen} arrives, {want.width} expected",
+        f"{seen} arrives, {want.width} expected" + (", projection bypassed" if serving.went_around else ""),
         n=len(proposals),
         expected=f"{want.width} ({want.width_source})",
         actual=seen,

@@ -247,7 +247,7 @@ _RENAMED = (("torch_dtype", "dtype"), ("rope_scaling", "rope_parameters"), ("rop
 """Keys that transformers (5.x, configuration_utils.py, modeling_rope_utils.py) stores under another name."""
 
 _TRANSLATORS = ("vllm.transformers_utils.configs.", "sglang.srt.utils.hf_transformers.")
-"""Modules that build a config object: vLLM's out of the file's dict, SGLang's (0.5.23, `HFModelConfigParser.parse`) by
+"""Modules that build a config object: vLLM's out of the file's dict, SGLang's (0.5.23, `HfModelConfigParser.parse`) by
 going through all attributes. Their reading of a key that they hand on under the same name is copying: whether the
 engine honours it shows in the reads of the attribute elsewhere."""
 

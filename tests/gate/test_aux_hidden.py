@@ -27,7 +27,7 @@ def test_healthy():
 def test_one_hidden_state_instead_of_three():
     want = aux_hidden.Expected(21504, (2, 30, 58), "the pair", "the pair")
     found = red(judge(serving([proposal(7168, (), ((60,),))]), want=want))
-    assert found["AUX002"].summary == "7168 arrives, 21504 expected"
+    assert found["AUX002"].summary == "7168 arrives, 21504 expected, projection bypassed"
     assert "one hidden state" in found["AUX002"].cause
     assert "bypassed" in found["AUX003"].summary
     assert found["AUX004"].verdict is Verdict.FAIL
