@@ -245,13 +245,13 @@ def test_other_test_runs_are_left_alone(project):
     assert not (project.folder / "runs").exists()
 
 
-def cases(project, *arguments, env=(), runner=()):
-    """Return the ids of the cases that the options make, or pytest's whole output if it refuses them."""
+def cases(project, *arguments):
+    """Return the exit status, the ids of the cases that the options make, and the process."""
     project.suite("weights", "give(judge, 'PASS', 'weights')")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--co", "-q", "--pair", "small", *runner, *arguments],
-        cwd=project.folder, env=os.environ | {"PYTHONPATH": str(ROOT)} | dict(env), capture_output=True, text=True,
-        check=False, timeout=120,
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--co", "-q", "--pair", "small", *arguments],
+        cwd=project.folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+        timeout=120,
     )  # fmt: skip
     return (
         done.returncode,
