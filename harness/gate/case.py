@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,50 +94,50 @@ def _check(pair: Pair, found: Checkpoints) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Watched:
-    """An endpoint whose every request is watched: a server that dies or hangs under it is named, log tail and all."""
+    """An endpoint whose every request is watched: a server that dies or hangs under it is named, log tail and all.
 
-    inner: Endpoint
-    process: Server
+    `connect` returns the endpoint and its server, which it starts where it does not run.
+    """
 
-    @property
-    def label(self) -> str:
-        return self.inner.label
-
-    @property
-    def speculative(self) -> bool:
-        return self.inner.speculative
+    label: str
+    speculative: bool
+    connect: Callable[[], tuple[Endpoint, Server]]
 
     def generate(self, prompt: Prompt, max_tokens: int) -> Generation:
-        with self._request():
-            return self.inner.generate(prompt, max_tokens)
+        with self._request() as endpoint:
+            return endpoint.generate(prompt, max_tokens)
 
     def counters(self) -> Counters:
-        with self._request():
-            return self.inner.counters()
+        with self._request() as endpoint:
+            return endpoint.counters()
 
     def witnesses(self) -> tuple[Witness, ...]:
-        with self._request():
-            return self.inner.witnesses()
+        with self._request() as endpoint:
+            return endpoint.witnesses()
 
     def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:
-        with self._request():
-            return self.inner.next_token_logits(prompt_token_ids, top)
+        with self._request() as endpoint:
+            return endpoint.next_token_logits(prompt_token_ids, top)
 
     @contextlib.contextmanager
-    def _request(self) -> Iterator[None]:
+    def _request(self) -> Iterator[Endpoint]:
+        endpoint, process = self.connect()
         try:
-            with self.process.busy():
-                yield
+            with process.busy():
+                yield endpoint
         except OSError as error:
             raise ServerError(
                 f"{self.label}: a request failed although the server runs: {error}",
-                remedy=f"read {self.process.log_path}",
+                remedy=f"read {process.log_path}",
             ) from error
 
 
 @dataclasses.dataclass
 class Case:
-    """A pair, an engine release, a model runner. Servers start on first use, at most one of each kind."""
+    """A pair, an engine release, a model runner. Servers start on first use, at most one of each kind.
+
+    Where the pair's servers do not run side by side, the use of one ends the other, which starts again when it is used.
+    """
 
     id: str
     pair: Pair
@@ -249,16 +250,31 @@ class Case:
     def server(self, *, speculative: bool) -> Server:
         """Return the running server with or without speculation, started on first use and checked on every other."""
         launch = self._speculative_launch if speculative else self._plain_launch
+        other = self.__dict__.get("_plain_launch" if speculative else "_speculative_launch")
+        if other is not None and not self.pair.side_by_side:
+            self.pool.release(self.adapter.spec(self.identity, other))
         spec = self.adapter.spec(self.identity, launch)
+        if speculative and not self.pool.holds(spec):
+            # What a server that is gone has left there is no evidence of the one that starts.
+            shutil.rmtree(self.folder / "evidence", ignore_errors=True)
         return self.pool.get(
             spec, self.folder / launch.label.removeprefix(f"{self.id}-"), lambda url: self.adapter.ready(launch, url)
         )
 
     def endpoint(self, *, speculative: bool) -> Endpoint:
-        """Return the measuring side of that server."""
+        """Return the measuring side of that server, which is started here if the pair's servers run side by side."""
         launch = self._speculative_launch if speculative else self._plain_launch
-        server = self.server(speculative=speculative)
-        return _Watched(self.adapter.endpoint(launch, server.base_url), server)
+        connected: dict[str, Endpoint] = {}
+
+        def connect() -> tuple[Endpoint, Server]:
+            server = self.server(speculative=speculative)
+            if server.base_url not in connected:
+                connected[server.base_url] = self.adapter.endpoint(launch, server.base_url)
+            return connected[server.base_url], server
+
+        if self.pair.side_by_side:
+            connect()
+        return _Watched(launch.label, launch.drafter is not None, connect)
 
     def started(self, *, speculative: bool) -> Started:
         """Return the facts of that server's start-up."""
@@ -270,7 +286,8 @@ class Case:
 
     def evidence(self) -> Evidence:
         """Return what the probe saw in the speculative server, which is started if need be."""
-        self.server(speculative=True)
+        if self.pair.side_by_side or not (self.folder / "evidence").is_dir():
+            self.server(speculative=True)
         return probe.read(self.folder / "evidence")
 
     def loads_of_failed_start(self) -> tuple[Load, ...]:

@@ -12,7 +12,7 @@ from harness.measure.endpoint import CounterReading, Counts, Prompt, TokenLogit,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.measure.endpoint import Endpoint
+    from harness.measure.endpoint import Endpoint, Generation
 
 __all__ = ["MAX_RESUMES", "TOP_LOGITS", "Comparison", "Divergence", "LosslessnessRun", "Segment", "measure"]
 
@@ -103,21 +103,34 @@ class LosslessnessRun:
 
 
 def measure(
-    spec_endpoint: Endpoint, plain_endpoint: Endpoint, prompts: Sequence[Prompt], max_tokens: int, *, repeat: int = 4
+    spec_endpoint: Endpoint,
+    plain_endpoint: Endpoint,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    *,
+    repeat: int = 4,
+    side_by_side: bool = True,
 ) -> LosslessnessRun:
     """Generate every prompt on both endpoints, one at a time, and look at the target's logits where they differ.
 
     Behind a divergence both continue from the plain target's token, so that one near-tie does not hide the rest of the
-    output. The first `repeat` prompts are run twice on the plain endpoint, to see whether it repeats itself. Missing
-    logits and counters are recorded, not raised. Raises UsageError for unusable prompts, and what `Endpoint.generate`
-    raises.
+    output. Where the two cannot run `side_by_side`, all prompts go to the speculative one first, and an output ends at
+    its first divergence. The first `repeat` prompts are run twice on the plain endpoint, to see whether it repeats
+    itself. Missing logits and counters are recorded, not raised. Raises UsageError for unusable prompts, and what
+    `Endpoint.generate` raises.
     """
     check_prompts(prompts, max_tokens)
-    before = CounterReading.of(spec_endpoint), CounterReading.of(plain_endpoint)
-    comparisons = tuple(_compare(spec_endpoint, plain_endpoint, prompt, max_tokens) for prompt in prompts)
+    before = CounterReading.of(spec_endpoint)
+    answers = {} if side_by_side else {prompt: spec_endpoint.generate(prompt, max_tokens) for prompt in prompts}
+    spec_counts, spec_missing = counted_between(before, CounterReading.of(spec_endpoint))
+    plain_before = CounterReading.of(plain_endpoint)
+    comparisons = tuple(
+        _compare(spec_endpoint, plain_endpoint, prompt, max_tokens, answers.get(prompt)) for prompt in prompts
+    )
     repeats = tuple(_compare(plain_endpoint, plain_endpoint, prompt, max_tokens) for prompt in prompts[:repeat])
-    spec_counts, spec_missing = counted_between(before[0], CounterReading.of(spec_endpoint))
-    plain_counts, _ = counted_between(before[1], CounterReading.of(plain_endpoint))
+    if side_by_side:
+        spec_counts, spec_missing = counted_between(before, CounterReading.of(spec_endpoint))
+    plain_counts, _ = counted_between(plain_before, CounterReading.of(plain_endpoint))
     return LosslessnessRun(
         spec_endpoint.label,
         plain_endpoint.label,
@@ -131,11 +144,14 @@ def measure(
     )
 
 
-def _compare(first: Endpoint, plain: Endpoint, prompt: Prompt, max_tokens: int) -> Comparison:
+def _compare(
+    first: Endpoint, plain: Endpoint, prompt: Prompt, max_tokens: int, given: Generation | None = None
+) -> Comparison:
+    """Compare the outputs of two endpoints. `given` is the first one's, where it can no longer be asked."""
     segments: list[Segment] = []
     current, start = prompt, 0
     while True:
-        spec_answer = first.generate(current, max_tokens - start)
+        spec_answer = given or first.generate(current, max_tokens - start)
         plain_answer = plain.generate(current, max_tokens - start)
         context = current.token_ids or plain_answer.prompt_token_ids
         ours, theirs = spec_answer.token_ids, plain_answer.token_ids
@@ -148,7 +164,8 @@ def _compare(first: Endpoint, plain: Endpoint, prompt: Prompt, max_tokens: int) 
         segments.append(Segment(start, ours, theirs, *ends, divergence))
         # Nothing follows where the plain output ends on the token that differs, and without the prompt's token ids
         # there is no context to resume from.
-        if at is None or context is None or at + 1 >= len(theirs) or len(segments) > MAX_RESUMES:
+        too_many = given is not None or len(segments) > MAX_RESUMES
+        if at is None or context is None or at + 1 >= len(theirs) or too_many:
             return Comparison(prompt.name, prompt.ignore_eos, tuple(segments))
         start += at + 1
         current = Prompt(prompt.name, token_ids=context + theirs[: at + 1], ignore_eos=prompt.ignore_eos)

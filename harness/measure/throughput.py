@@ -54,6 +54,7 @@ class ThroughputRun:
     max_tokens: int
     ignore_eos: bool
     rounds: tuple[Round, ...]
+    interleaved: bool = True
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
@@ -83,12 +84,14 @@ def measure(
     *,
     concurrency_ladder: Sequence[int],
     rounds: int,
+    interleaved: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ThroughputRun:
     """Run `rounds` pairs of rounds at each load, in the order A B B A (A with speculation), after one warm-up of each.
 
-    `rounds` is even, so that each side comes first equally often and a steady drift of the machine cancels. `clock`
-    returns seconds. Raises UsageError for unusable arguments, and what `Endpoint.generate` raises.
+    `rounds` is even, so that each side comes first equally often and a steady drift of the machine cancels. Not
+    `interleaved`, all of A comes before all of B, for servers that cannot run side by side. `clock` returns seconds.
+    Raises UsageError for unusable arguments, and what `Endpoint.generate` raises.
     """
     check_prompts(prompts, max_tokens)
     if rounds < 2 or rounds % 2:
@@ -113,13 +116,14 @@ def measure(
             )
         )
 
-    for concurrency in concurrency_ladder:
-        sides = ((spec_endpoint, True), (plain_endpoint, False))
-        for endpoint, speculative in sides:
-            one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=None)
-        for pair in range(rounds):
-            for endpoint, speculative in sides if pair % 2 == 0 else reversed(sides):
-                one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=pair)
+    both = ((spec_endpoint, True), (plain_endpoint, False))
+    for sides in (both,) if interleaved else ((side,) for side in both):
+        for concurrency in concurrency_ladder:
+            for endpoint, speculative in sides:
+                one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=None)
+            for pair in range(rounds):
+                for endpoint, speculative in sides if pair % 2 == 0 else reversed(sides):
+                    one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=pair)
     return ThroughputRun(
         spec_endpoint.label,
         plain_endpoint.label,
@@ -128,6 +132,7 @@ def measure(
         max_tokens,
         prompts[0].ignore_eos,
         tuple(done),
+        interleaved,
     )
 
 
@@ -145,7 +150,7 @@ def judge(run: ThroughputRun, thresholds: Mapping[int, float], *, alpha: float =
     if invalid:
         return Judgement("throughput", invalid, run.as_measurements())
     findings = [
-        _speed_up(run.pairs(concurrency), threshold, alpha, alpha / len(thresholds))
+        _speed_up(run, concurrency, threshold, alpha, alpha / len(thresholds))
         for concurrency, threshold in sorted(thresholds.items())
     ]
     return Judgement("throughput", (*findings, _where_it_stops(run, alpha)), run.as_measurements())
@@ -244,7 +249,9 @@ def _measured(run: ThroughputRun, thresholds: Mapping[int, float]) -> Iterator[F
         )
 
 
-def _speed_up(pairs: Sequence[Pair], threshold: float, alpha: float, alpha_fail: float) -> Finding:
+def _speed_up(run: ThroughputRun, concurrency: int, threshold: float, alpha: float, alpha_fail: float) -> Finding:
+    pairs = run.pairs(concurrency)
+    order = "A B B A" if run.interleaved else "all with speculation before all without, so a drift does not cancel"
     ratios = [pair.log_ratio for pair in pairs]
     bounds = mean_bounds(ratios, alpha)
     lower, upper = math.exp(bounds.lower), math.exp(mean_bounds(ratios, alpha_fail).upper)
@@ -294,7 +301,7 @@ def _speed_up(pairs: Sequence[Pair], threshold: float, alpha: float, alpha_fail:
         n=len(pairs),
         interval=(lower, upper),
         source=(
-            f"{len(pairs)} pairs of rounds, A B B A; Student's t on log ratios, lower bound at {alpha:.1%}, upper at "
+            f"{len(pairs)} pairs of rounds, {order}; Student's t on log ratios, lower bound at {alpha:.1%}, upper at "
             f"{alpha_fail:.1%}"
         ),
         cause=cause,

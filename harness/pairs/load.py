@@ -37,6 +37,7 @@ _PAIR_KEYS = {
     "canary",
     "rebuild",
     "accept",
+    "side_by_side",
     "expect",
     "workload",
     "engine",
@@ -208,6 +209,7 @@ def _pair(name: str, source: str, base: Path, data: Any) -> Pair:
         expect=_expect(table, k, canary=canary),
         workload=_workload(table, base),
         engines=_engines(table),
+        side_by_side=table.get("side_by_side", bool, True),
         unset=tuple(name for key in paths for name in _unset(table.data.get(key, ""))),
     )
     if pair.target is not None and pair.drafter is not None:

@@ -78,7 +78,8 @@ class Pair:
     Exactly one of `canary`, `rebuild` and `target` + `drafter` says where the checkpoints come from: a canary that is
     built here, a shipped drafter whose target is rebuilt from a package, or two folders. A canary may come with a
     `drafter` of its own in place of the built one (another dialect, say); the oracle still judges it. `unset` names the
-    environment variables in its paths that are not set: such a pair is listed, but cannot be chosen.
+    environment variables in its paths that are not set: such a pair is listed, but cannot be chosen. `side_by_side` False
+    runs the servers with and without speculation one after the other, for a target that fills the machine.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Pair:
     engines: Mapping[str, EngineLaunch] = dataclasses.field(default_factory=dict)
     accept: tuple[str, ...] = ()
     unset: tuple[str, ...] = ()
+    side_by_side: bool = True
 
     def launch(self, engine: str) -> EngineLaunch:
         """Return how `engine` is launched for this pair; the engine's defaults where the pair says nothing."""

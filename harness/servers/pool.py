@@ -54,6 +54,11 @@ class ServerPool:
                 raise
             return server
 
+    def holds(self, spec: ServerSpec) -> bool:
+        """Return whether a server of `spec` was started, or failed to, and was not released."""
+        with self._lock:
+            return spec.key in self._servers or spec.key in self._failed
+
     def release(self, spec: ServerSpec) -> StopReport | None:
         """Stop the server of `spec` if it runs, and forget it and its failures.
 

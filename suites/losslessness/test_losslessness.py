@@ -18,5 +18,6 @@ def test_losslessness(case: Case, judge: Judge) -> None:
         case.endpoint(speculative=False),
         case.prompts,
         case.pair.workload.max_tokens,
+        side_by_side=case.pair.side_by_side,
     )
     judge(losslessness.judge(run, case.pair.dtype, oracle=case.oracle_outputs()))

@@ -22,5 +22,6 @@ def test_throughput(case: Case, judge: Judge) -> None:
         work.throughput_tokens,
         concurrency_ladder=sorted(thresholds),
         rounds=work.rounds,
+        interleaved=case.pair.side_by_side,
     )
     judge(throughput.judge(run, thresholds))

@@ -140,11 +140,56 @@ def test_a_lost_connection_names_the_log():
     def lost(*_):
         raise ConnectionError("gone")
 
-    endpoint = types.SimpleNamespace(generate=lost, counters=lost, next_token_logits=lost, label="x", speculative=True)
-    watched = _Watched(endpoint, Busy())
+    endpoint = types.SimpleNamespace(generate=lost, counters=lost, next_token_logits=lost, witnesses=lost)
+    watched = _Watched("x", True, lambda: (endpoint, Busy()))
     for ask in (
-        lambda: watched.generate(Prompt("p", text="a"), 2), watched.counters, lambda: watched.next_token_logits((1,), 2)
+        lambda: watched.generate(Prompt("p", text="a"), 2), watched.counters, lambda: watched.next_token_logits((1,), 2),
+        watched.witnesses,
     ):  # fmt: skip
         with pytest.raises(ServerError, match="gone") as caught:
             ask()
         assert "/the/log" in str(caught.value)
+
+
+class Pool:
+    """Servers that are only noted: what runs, and in which order things happened."""
+
+    def __init__(self):
+        self.running, self.events = {}, []
+
+    def holds(self, spec):
+        return spec.name in self.running
+
+    def get(self, spec, folder, is_ready):
+        if spec.name not in self.running:
+            self.events.append(f"+{spec.name}")
+            self.running[spec.name] = types.SimpleNamespace(base_url=f"http://127.0.0.1:{len(self.events)}")
+        return self.running[spec.name]
+
+    def release(self, spec):
+        if self.running.pop(spec.name, None):
+            self.events.append(f"-{spec.name}")
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_servers_that_do_not_fit_side_by_side_take_turns(cache, tmp_path, side_by_side):
+    case = make(dataclasses.replace(SMALL, side_by_side=side_by_side), cache, tmp_path)
+    case.pool = Pool()
+    both = [case.endpoint(speculative=True), case.endpoint(speculative=False)]
+    for endpoint in (*both, both[0]):
+        endpoint.connect()
+    expected = ["+c-spec", "+c-plain"] if side_by_side else ["+c-spec", "-c-spec", "+c-plain", "-c-plain", "+c-spec"]
+    assert case.pool.events == expected
+
+
+def test_a_server_that_starts_again_leaves_no_evidence_of_the_one_before(cache, tmp_path):
+    case = make(dataclasses.replace(SMALL, side_by_side=False), cache, tmp_path)
+    case.pool = Pool()
+    case.server(speculative=True)
+    (tmp_path / "evidence").mkdir()
+    case.server(speculative=True)
+    assert (tmp_path / "evidence").is_dir()
+    case.server(speculative=False)
+    assert (tmp_path / "evidence").is_dir(), "what was seen stays readable while the other server runs"
+    case.server(speculative=True)
+    assert not (tmp_path / "evidence").exists()

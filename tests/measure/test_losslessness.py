@@ -118,6 +118,25 @@ def test_one_changed_token_fails_in_every_dtype(engine, dtype):
     assert ("at least 17 logits" if engine is ChangesToAnUnlikelyToken else "5 logits") in text
 
 
+@pytest.mark.parametrize("engine", [Engine, ChangesOneToken])
+def test_servers_that_take_turns(engine):
+    """The speculative one has answered everything before the plain one is asked, and is not asked again."""
+    asked = []
+
+    def noting(cls, name, **settings):
+        class Noting(cls):
+            def generate(self, prompt, max_tokens):
+                asked.append(name)
+                return super().generate(prompt, max_tokens)
+
+        return Noting(**settings)
+
+    measured = run(noting(engine, "spec"), noting(Plain, "plain"), side_by_side=False)
+    assert asked == ["spec"] * 8 + ["plain"] * (len(asked) - 8)
+    judgement = losslessness.judge(measured, "float32")
+    assert red(judgement) == ({} if engine is Engine else {"LOS005": Verdict.FAIL})
+
+
 def test_a_changed_token_behind_a_near_tie_is_still_found():
     class Spec(Engine):
         def generate(self, prompt, max_tokens):

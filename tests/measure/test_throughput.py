@@ -34,6 +34,19 @@ def run(spec=None, plain=None, ladder=(1,), rounds=4, n=6, **settings):
     )
 
 
+def test_servers_that_take_turns_are_measured_one_after_the_other_and_it_is_said():
+    spec, plain = Engine(step_s=0.015), Engine(k=0, label="plain")
+    spec.clock = plain.clock = clock = VirtualClock()
+    measured = throughput.measure(
+        spec, plain, prompts(6), TOKENS, concurrency_ladder=(1, 2), rounds=2, interleaved=False, clock=clock
+    )
+    assert [each.speculative for each in measured.rounds] == [True] * 6 + [False] * 6
+    assert [each.concurrency for each in measured.rounds] == [1, 1, 1, 2, 2, 2] * 2
+    judgement = throughput.judge(measured, {1: 1.0, 2: 1.0})
+    assert judgement.verdict is Verdict.PASS
+    assert "all with speculation before all without" in judgement.findings[0].source
+
+
 def test_rounds_alternate_a_b_b_a_after_a_recorded_warm_up():
     measured = run(rounds=4, ladder=(1, 2))
     for concurrency in (1, 2):
