@@ -78,7 +78,7 @@ class Pair:
     Exactly one of `canary`, `rebuild` and `target` + `drafter` says where the checkpoints come from: a canary that is
     built here, a shipped drafter whose target is rebuilt from a package, or two folders. A canary may come with a
     `drafter` of its own in place of the built one (another dialect, say); the oracle still judges it. `unset` names the
-    environment variables in its paths that are not set: such a pair is listed, but cannot be chosen. `side_by_side` False
+    environment variables in its paths that are not set: such a pair is listed, not chosen. `side_by_side` False
     runs the servers with and without speculation one after the other, for a target that fills the machine.
     """
 

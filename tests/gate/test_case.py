@@ -143,9 +143,11 @@ def test_a_lost_connection_names_the_log():
     endpoint = types.SimpleNamespace(generate=lost, counters=lost, next_token_logits=lost, witnesses=lost)
     watched = _Watched("x", True, lambda: (endpoint, Busy()))
     for ask in (
-        lambda: watched.generate(Prompt("p", text="a"), 2), watched.counters, lambda: watched.next_token_logits((1,), 2),
+        lambda: watched.generate(Prompt("p", text="a"), 2),
+        watched.counters,
         watched.witnesses,
-    ):  # fmt: skip
+        lambda: watched.next_token_logits((1,), 2),
+    ):
         with pytest.raises(ServerError, match="gone") as caught:
             ask()
         assert "/the/log" in str(caught.value)
