@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
-__all__ = ["Lease", "by", "is_free", "lease", "listener_pids"]
+__all__ = ["Lease", "becomes_free", "by", "is_free", "lease", "listener_pids"]
+
+_POLL_S = 0.05
 
 
 class Lease:
@@ -72,6 +75,20 @@ def is_free(host: str, port: int) -> bool:
             sock.listen()
     except OSError:
         return False
+    return True
+
+
+def becomes_free(host: str, port: int, within_s: float) -> bool:
+    """Return whether a server could listen on `port` now or soon.
+
+    A process whose first thread is gone counts as ended, while the kernel may still be ending its other threads, which
+    hold its sockets: on a busy machine that takes a moment.
+    """
+    deadline = time.monotonic() + within_s
+    while not is_free(host, port):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
     return True
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Server", "StopReport", "start"]
 
+_PORT_WAIT_S = 10.0
+
 
 class Server:
     """A running server. Made by `start`; a context manager that stops it. Safe to use from several threads.
@@ -195,7 +197,7 @@ class Server:
             left = {*report.left, *map(str, self.guardian.members())}
             problems = [f"{process} is alive" for process in sorted(left)]
             # The lease is kept until here, or another server might rightly have the port by now.
-            port_is_free = ports.is_free(self.spec.host, self.port)
+            port_is_free = ports.becomes_free(self.spec.host, self.port, _PORT_WAIT_S)
             self._lease.close()
             if not port_is_free:
                 problems.append(f"port {self.port} is still taken{ports.by(self.port)}")

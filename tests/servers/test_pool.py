@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from harness.servers import ports
+from harness.servers import server as server_module
 from harness.servers.errors import ServerDied, ServerLeftovers
 from harness.servers.pool import ServerPool
 from harness.servers.server import Server
@@ -96,6 +97,7 @@ def test_close_tells_of_every_trouble_and_stops_the_rest(pool, fake, tmp_path, m
     os.kill(dead.pid, signal.SIGKILL)
     until(lambda: not dead.alive, "the exit")
     is_free = ports.is_free
+    monkeypatch.setattr(server_module, "_PORT_WAIT_S", 0.1)
     monkeypatch.setattr(ports, "is_free", lambda host, port: port != sticky.port and is_free(host, port))
     with pytest.raises(ExceptionGroup) as caught:
         pool.close()

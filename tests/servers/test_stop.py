@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.servers import guardian, shm, tree, workspace
+from harness.servers import guardian, ports, shm, tree, workspace
+from harness.servers import server as server_module
 from harness.servers.errors import ServerDied, ServerLeftovers
 from harness.servers.server import start
 from tests.servers.support import generated, marked, runs, until
@@ -197,7 +198,16 @@ def test_a_harness_and_guardian_killed_together_take_the_server_along(notes, tmp
     until(lambda: not runs(family[1].pid), "the server to end with its guardian")
 
 
-def test_a_port_still_taken_after_the_stop_is_told(fake, tmp_path):
+def test_a_port_that_is_let_go_a_moment_later_is_no_leftover(fake, tmp_path, monkeypatch):
+    server = start(fake(), tmp_path, generated)
+    answers = iter([False, False, True])
+    monkeypatch.setattr(ports, "is_free", lambda *_: next(answers))
+    server.stop()
+    assert next(answers, None) is None
+
+
+def test_a_port_still_taken_after_the_stop_is_told(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "_PORT_WAIT_S", 0.1)
     server = start(fake(), tmp_path, generated)
     os.kill(server.pid, signal.SIGKILL)
     until(lambda: not server.alive, "the exit")
