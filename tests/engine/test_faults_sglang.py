@@ -33,6 +33,7 @@ def small(tmp_path_factory):
 
 def pair(drafter, *, canary="small", args=(), **expect):
     lines = [f'canary = "{canary}"', f'drafter = "{drafter}"', f"engine.sglang = {{ args = {list(args)} }}"]
+    lines.append("workload = { count = 3, length = 16, max_tokens = 32 }")
     return [*lines, *(f"expect.{key} = {value}" for key, value in expect.items())]
 
 
