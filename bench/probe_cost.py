@@ -19,8 +19,8 @@ from pathlib import Path
 from common import ROOT, add_engine_options, engine, spread, table, tell
 
 from harness import pairs
-from harness.engines.base import EngineIdentity, Launch
-from harness.engines.vllm import VllmAdapter
+from harness.engines.adapters import ADAPTERS
+from harness.engines.base import Adapter, EngineIdentity, Launch
 from harness.errors import EvidenceError
 from harness.gate.case import Checkpoints, prepare
 from harness.measure import throughput
@@ -42,7 +42,6 @@ ALPHA = 0.025
 CANARIES = {"heavy": 48, "small": 256}
 """Output tokens per prompt, by canary: rounds of some seconds. A step of `small` is nearly all Python: the worst."""
 
-_ADAPTER = VllmAdapter()
 _CONCURRENCY = 1
 
 
@@ -95,8 +94,12 @@ class _Couple:
     max_tokens: int
     identity: EngineIdentity
 
+    @property
+    def adapter(self) -> Adapter:
+        return ADAPTERS[self.identity.engine][0]
+
     def launch(self, label: str, env: dict[str, str]) -> Launch:
-        asked = self.pair.launch(_ADAPTER.name)
+        asked = self.pair.launch(self.adapter.name)
         return Launch(
             label=label,
             target=self.found.target.folder,
@@ -104,28 +107,31 @@ class _Couple:
             method=self.pair.method,
             k=self.pair.k,
             dtype=self.pair.dtype,
-            runner="v1",
+            runner=self.adapter.default_runner("cpu"),
             device="cpu",
             tokenizer=self.found.tokenizer,
             args=asked.args,
             env=tuple(sorted({**dict(asked.env), **env}.items())),
             startup_s=self.pair.expect.startup_s,
+            version=self.identity.version,
         )
 
     def start(self, launch: Launch, folder: Path) -> Server:
         tell(f"starting {folder.name} {launch.label}")
-        return start(_ADAPTER.spec(self.identity, launch), folder, lambda url: _ADAPTER.ready(launch, url))
+        return start(self.adapter.spec(self.identity, launch), folder, lambda url: self.adapter.ready(launch, url))
 
 
 def _replicate(couple: _Couple, folder: Path, *, rounds: int, probe_first: bool) -> Replicate:
     evidence = folder / "evidence"
     target, drafter = str(couple.found.target.folder), str(couple.found.drafter.folder)
-    env = probe.environment(evidence, target, drafter, engine=_ADAPTER.name)
+    env = probe.environment(evidence, target, drafter, engine=couple.adapter.name)
     launches = {"probe": couple.launch("with-probe", env), "bare": couple.launch("without-probe", {})}
     with contextlib.ExitStack() as stack:
         order = ("probe", "bare") if probe_first else ("bare", "probe")
         servers = {kind: stack.enter_context(couple.start(launches[kind], folder)) for kind in order}
-        with_probe, without = (_ADAPTER.endpoint(launches[kind], servers[kind].base_url) for kind in ("probe", "bare"))
+        with_probe, without = (
+            couple.adapter.endpoint(launches[kind], servers[kind].base_url) for kind in ("probe", "bare")
+        )
         for endpoint in (with_probe, without):
             for prompt in couple.prompts:
                 endpoint.generate(prompt, couple.max_tokens)

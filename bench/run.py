@@ -18,6 +18,8 @@ import overhead
 import probe_cost
 from common import ROOT, add_engine_options, engine, machine_table, tell
 
+from harness.engines.adapters import ADAPTERS
+from harness.engines.base import EngineIdentity
 from harness.files import write_atomically
 from harness.report.record import RunFolder
 
@@ -26,15 +28,17 @@ _ENDED = (0, 1, 3)
 """Exit statuses of a run that came to its end. Its verdict stands in the table: it is not what is measured here."""
 
 
-def _whole_run(arguments: argparse.Namespace, runs: Path, cache: Path) -> overhead.Account:
+def _whole_run(arguments: argparse.Namespace, identity: EngineIdentity, runs: Path, cache: Path) -> overhead.Account:
     """Run the suites in a process of their own and account for its whole wall time, from start to exit."""
     command = [sys.executable, "-m", "harness.cli", "run", "--runs", str(runs), "--cache", str(cache)]
     if arguments.engine_env is not None:
         command += ["--engine-env", arguments.engine_env]
     else:
         command += ["--engine-python", str(arguments.engine_python)]
-    # V1 only: the fastest that there is without a GPU, so the run in which the harness weighs most.
-    command += ["--runner", "v1", *(word for name in probe_cost.CANARIES for word in ("--pair", name))]
+    # One runner, the fastest that there is without a GPU, so the run in which the harness weighs most.
+    runner = ADAPTERS[identity.engine][0].default_runner("cpu")
+    command += ["--engine", identity.engine, "--runner", runner]
+    command += [word for name in probe_cost.CANARIES for word in ("--pair", name)]
     began = time.monotonic()
     status = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, check=False).returncode
     wall_s = time.monotonic() - began
@@ -64,9 +68,10 @@ def main() -> int:
     parser.add_argument("--whole-runs", type=int, default=2, metavar="N", help="runs of the suites (default: 2)")
     probe_cost.add_options(parser)
     arguments = parser.parse_args()
-    fill(_RESULTS.read_text(encoding="utf-8"), dict.fromkeys(("machine", "import", "overhead", "probe"), ""))
     load_before = os.getloadavg()[0]
     identity = engine(arguments)
+    names = ["import", *(f"{name} {identity.engine}" for name in ("machine", "overhead", "probe"))]
+    fill(_RESULTS.read_text(encoding="utf-8"), dict.fromkeys(names, ""))
     folder = RunFolder.create(ROOT / "runs").path
 
     with tempfile.TemporaryDirectory(dir=folder) as cache:
@@ -76,18 +81,18 @@ def main() -> int:
         # Before the probe's cost: these leave the engine's files in the page cache for the starts that are compared.
         # The first of them builds the canaries.
         tell("2 of 3: whole runs")
-        blocks["overhead"] = overhead.report(
+        blocks[f"overhead {identity.engine}"] = overhead.report(
             [
-                _whole_run(arguments, folder / f"whole-run-{number}", Path(cache))
+                _whole_run(arguments, identity, folder / f"whole-run-{number}", Path(cache))
                 for number in range(1, arguments.whole_runs + 1)
             ]
         )
         tell("3 of 3: the probe")
         measured = probe_cost.measure(identity, folder, Path(cache), starts=arguments.starts, rounds=arguments.rounds)
-        blocks["probe"] = probe_cost.report(measured)
-    blocks["machine"] = machine_table(identity, load_before)
+        blocks[f"probe {identity.engine}"] = probe_cost.report(measured)
+    blocks[f"machine {identity.engine}"] = machine_table(identity, load_before)
     write_atomically(_RESULTS, fill(_RESULTS.read_text(encoding="utf-8"), blocks))
-    print("\n\n".join(f"{name}\n\n{blocks[name]}" for name in ("machine", "import", "overhead", "probe")))
+    print("\n\n".join(f"{name}\n\n{blocks[name]}" for name in names))
     return int(any(sought.values()))
 
 

@@ -21,7 +21,7 @@ from common import ROOT, add_engine_options, engine, table, tell
 
 from harness import pairs
 from harness.engines.base import EngineIdentity, Launch
-from harness.engines.sglang import DISTRIBUTIONS, SglangAdapter
+from harness.engines.sglang import SglangAdapter
 from harness.engines.sglang_kernels import FOLDER
 from harness.errors import EvidenceError
 from harness.gate.case import prepare
@@ -131,7 +131,7 @@ def main() -> int:
     add_engine_options(parser)
     parser.add_argument("--pair", action="append", choices=sorted(_CANARIES), help="only this canary (repeatable)")
     arguments = parser.parse_args()
-    identity, folder = engine(arguments, "sglang", DISTRIBUTIONS), RunFolder.create(ROOT / "runs").path
+    identity, folder = engine(arguments), RunFolder.create(ROOT / "runs").path
     names = arguments.pair or list(_CANARIES)
     with tempfile.TemporaryDirectory(dir=folder) as cache:
         found = {name: _measure(name, identity, folder, Path(cache)) for name in names}
