@@ -256,7 +256,9 @@ class Case:
         spec = self.adapter.spec(self.identity, launch)
         if speculative and not self.pool.holds(spec):
             # What a server that is gone has left there is no evidence of the one that starts.
-            shutil.rmtree(self.folder / "evidence", ignore_errors=True)
+            evidence = self.folder / "evidence"
+            shutil.rmtree(evidence, ignore_errors=True)
+            evidence.mkdir(parents=True)
         return self.pool.get(
             spec, self.folder / launch.label.removeprefix(f"{self.id}-"), lambda url: self.adapter.ready(launch, url)
         )
