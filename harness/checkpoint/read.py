@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import gc
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.checkpoint.families import Family, group
+from harness.checkpoint.families import Families, Family
 from harness.checkpoint.header import Shard, Tensor, read_header
-from harness.checkpoint.locate import Files, json_object, locate
+from harness.checkpoint.locate import Files, Index, explain_index, json_object, locate
 from harness.checkpoint.strict_json import shorten
 from harness.errors import CheckpointError
 
@@ -30,12 +28,14 @@ class Checkpoint:
     """A checkpoint, of which headers and config are in memory and no data.
 
     `config` is empty where there is no config.json (`files.config` is None then). `shards` are in the order of their
-    names. `missing_in_index` are tensors that a shard has and the index does not name: engines load them all the same.
+    names. `families` are all tensors, those that differ only in numbers as one, the largest first. `missing_in_index`
+    are tensors that a shard has and the index does not name: engines load them all the same.
     """
 
     files: Files
     config: Mapping[str, Any]
     shards: tuple[Shard, ...]
+    families: tuple[Family, ...]
     missing_in_index: tuple[str, ...] = ()
 
     @property
@@ -47,11 +47,6 @@ class Checkpoint:
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor by name, in the order of shards and headers."""
         return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
-
-    @functools.cached_property
-    def families(self) -> tuple[Family, ...]:
-        """All tensors, those that differ only in numbers as one; the largest first."""
-        return group(shard.tensors for shard in self.shards)
 
     def find(self, name: str) -> Tensor | None:
         """Return a tensor, or None. Unlike `tensors`, it makes no table of all names first."""
@@ -104,62 +99,52 @@ def read(where: str | os.PathLike[str], *, config_optional: bool = False) -> Che
             f"{files.folder / 'config.json'}: no such file", remedy="give a folder with config.json beside the weights"
         )
     config = json_object(files.config) if files.config else {}
-    with _collector_paused():
-        shards = tuple(read_header(path) for path in files.shards)
-        if files.index is None:
-            _require_distinct(shards)
-            return Checkpoint(files, config, shards)
-        return Checkpoint(files, config, shards, _compare(files, files.index, shards))
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Let the garbage collector not look at a million new objects, none of which is in a cycle, again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _require_distinct(shards: tuple[Shard, ...]) -> None:
-    if len(shards) == 1:
-        return
+    shards: list[Shard] = []
+    families = Families()
     seen: set[str] = set()
-    for shard in shards:
+    unlisted: list[str] = []
+    # All that is asked of a file is asked while its names are in the processor's cache.
+    for path in files.shards:
+        shard = read_header(path)
+        shards.append(shard)
+        families.add(shard.tensors)
         if not seen.isdisjoint(shard.tensors):
-            name = next(name for name in shard.tensors if name in seen)
-            other = next(other.path.name for other in shards if name in other.tensors)
-            raise CheckpointError(
-                f"{shard.path}: tensor {shorten(name)} is also in {other}", remedy="remove one of the two files"
-            )
+            raise _twice(shards)
         seen.update(shard.tensors)
+        if files.index is not None and shard.tensors.keys() != (named := files.index[_name(files, path)]):
+            unlisted += [name for name in shard.tensors if name not in named]
+    if files.index is not None and len(seen) - len(unlisted) != sum(map(len, files.index.values())):
+        raise _absent(files, files.index, shards)
+    return Checkpoint(files, config, tuple(shards), families.all(), tuple(unlisted))
 
 
-def _compare(files: Files, index: Mapping[str, str], shards: tuple[Shard, ...]) -> tuple[str, ...]:
-    """Return the tensors that the index does not name. Raises `CheckpointError` where it is wrong about a tensor."""
-    tensors = {shard.path.relative_to(files.folder).as_posix(): shard.tensors for shard in shards}
-    agreed = 0
-    strays: dict[str, str] = {}
-    for own, names in tensors.items():
-        places = list(map(index.get, names))
-        same = places.count(own)
-        agreed += same
-        if same != len(places):
-            strays |= {name: own for name, place in zip(names, places, strict=True) if place != own}
-    if agreed != len(index):
-        name, place = next((name, place) for name, place in index.items() if name not in tensors[place])
-        there = f"; {strays[name]} has it" if name in strays else ""
-        raise CheckpointError(
-            f"{files.index_file}: says that tensor {shorten(name)} is in {place}, which does not have it{there}",
-            remedy="download the index and its files again, from one revision",
-        )
-    for name, own in strays.items():
-        if name in index:
-            raise CheckpointError(
-                f"{files.folder / own}: tensor {shorten(name)} is also in {index[name]}, where the index expects it",
-                remedy="remove it from one of the two files, or download them again",
-            )
-    return tuple(strays)
+def _name(files: Files, path: Path) -> str:
+    """Return how an index names a file."""
+    return path.relative_to(files.folder).as_posix()
+
+
+def _twice(shards: Sequence[Shard]) -> CheckpointError:
+    """Return what is wrong if the last file has a tensor that another one has, too."""
+    *others, last = shards
+    name, other = next((name, other) for name in last.tensors for other in others if name in other.tensors)
+    return CheckpointError(
+        f"{last.path}: tensor {shorten(name)} is also in {other.path.name}", remedy="remove one of the two files"
+    )
+
+
+def _absent(files: Files, index: Index, shards: Sequence[Shard]) -> CheckpointError:
+    """Return what is wrong if the index names a tensor that its file does not have."""
+    assert files.index_file is not None  # noqa: S101 -- there is an index
+    explain_index(files.index_file)  # raises if the name is there twice, and says where
+    name, own = next(
+        (name, own)
+        for shard in shards
+        for own in (_name(files, shard.path),)
+        for name in index[own]
+        if name not in shard.tensors
+    )
+    there = next((f"; {other.path.name} has it" for other in shards if name in other.tensors), "")
+    return CheckpointError(
+        f"{files.index_file}: says that tensor {shorten(name)} is in {own}, which does not have it{there}",
+        remedy="download the index and its files again, from one revision",
+    )

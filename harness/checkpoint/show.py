@@ -6,6 +6,7 @@ import collections
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, BinaryIO
 
+from harness.checkpoint.families import Families
 from harness.checkpoint.findings import Finding, Severity
 from harness.checkpoint.inspection import Inspection
 from harness.checkpoint.recognise import METHODS
@@ -179,9 +180,9 @@ def _rows(found: Inspection, *, every_tensor: bool) -> tuple[list[str], list[lis
 def _family_rows(found: Inspection) -> tuple[list[str], list[list[str]]]:
     families = found.checkpoint.families
     if found.only:
-        from harness.checkpoint.families import group  # noqa: PLC0415 -- only when filtered
-
-        families = group([{name: tensor for name, tensor, _ in found.tensors()}])
+        chosen = Families()
+        chosen.add({name: tensor for name, tensor, _ in found.tensors()})
+        families = chosen.all()
     rows = [
         [printable(family.pattern), str(family.count), family.dtype, _shape(family.shape), str(family.nbytes)]
         for family in families
