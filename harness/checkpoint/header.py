@@ -236,8 +236,8 @@ def _quick(raw: bytes, data_size: int) -> tuple[dict[str, Tensor], dict[str, str
     msgspec takes the last of two equal keys. Here that shows in the number of quotation marks, which nothing escapes:
     each of the five strings of a tensor has two, and whatever was overridden had as many.
     """
-    # msgspec reads -0 as an integer, safetensors does not.
-    if len(raw) > _QUICK_LIMIT or b"\\" in raw or b"-0" in raw or raw[:1] != b"{":
+    # msgspec reads -0 as an integer, safetensors does not. One byte is looked for ten times as fast as two.
+    if len(raw) > _QUICK_LIMIT or b"\\" in raw or (b"-" in raw and b"-0" in raw) or raw[:1] != b"{":
         return None
     metadata: dict[str, str] = {}
     try:

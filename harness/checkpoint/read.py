@@ -108,9 +108,10 @@ def read(where: str | os.PathLike[str], *, config_optional: bool = False) -> Che
         shard = read_header(path)
         shards.append(shard)
         families.add(shard.tensors)
-        if not seen.isdisjoint(shard.tensors):
-            raise _twice(shards)
+        before = len(seen)
         seen.update(shard.tensors)
+        if len(seen) != before + len(shard.tensors):
+            raise _twice(shards)
         if files.index is not None and shard.tensors.keys() != (named := files.index[_name(files, path)]):
             unlisted += [name for name in shard.tensors if name not in named]
     if files.index is not None and len(seen) - len(unlisted) != sum(map(len, files.index.values())):
