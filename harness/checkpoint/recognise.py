@@ -32,6 +32,8 @@ METHODS: Mapping[str, str] = {
 _TENSORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("p-eagle", (r"(?:^|\.)mask_hidden$", r"\*\.hidden_norm\.weight$")),
     ("eagle3", (r"(?:^|\.)(?:midlayer|layers\.\*)\.hidden_norm\.weight$",)),
+    # Under whatever name the layer was written.
+    ("eagle3", (r"(?:^|\.)fc\.weight$", r"\.hidden_norm\.weight$", r"\.self_attn\.")),
     # FasterDecoding's names, and vLLM's (`models/medusa.py`).
     ("medusa", (r"^(?:medusa_heads?\.)?\*\.\*\.linear\.(?:weight|bias)$",)),
     ("medusa", (r"^blocks\.\*\.layers\.\*\.weight$", r"^lm_heads?\.")),
@@ -219,7 +221,7 @@ def _is_whole_model(checkpoint: Checkpoint) -> bool:
 def _prefixes(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return what stands before all names and before those of the first decoder layer."""
     for name in checkpoint.tensors:
-        if match := re.fullmatch(r"(.*?)(midlayer\.|layers\.\d+\.|transformer\.)self_attn\..*", name):
+        if match := re.fullmatch(r"(.*?)([^.]+\.(?:\d+\.)?)self_attn\..*", name):
             return match[1], match[2]
     return "", ""
 
