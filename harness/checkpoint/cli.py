@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from typing import Any
@@ -49,10 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--dtype: no dtype {unknown[0]!r}", remedy=f"choose from {', '.join(BITS)}")
     only = Filter(tuple(arguments.key), dtypes, _bytes(arguments.min_size))
     found = inspect(arguments.checkpoint, stats=arguments.stats, only=only)
-    if arguments.json:
-        show.write_json(found, sys.stdout.buffer)
-    else:
-        show.write_table(found, sys.stdout, every_tensor=arguments.all)
+    try:
+        if arguments.json:
+            show.write_json(found, sys.stdout.buffer)
+        else:
+            show.write_table(found, sys.stdout, every_tensor=arguments.all)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head`; the interpreter would complain when it flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(found.failed)
 
 

@@ -62,6 +62,15 @@ def locate(where: str | os.PathLike[str]) -> Files:
         CheckpointError: there is no checkpoint, it is pickled, its index is wrong, or a file lies outside of it.
 
     """
+    try:
+        return _locate(where)
+    except (OSError, RuntimeError) as error:  # the latter: a link to itself, a home of nobody
+        raise CheckpointError(
+            f"{shorten(os.fspath(where), 300)}: cannot be read: {error}", remedy="check the path and its permissions"
+        ) from error
+
+
+def _locate(where: str | os.PathLike[str]) -> Files:
     path = Path(where).expanduser()
     if path.is_dir():
         return _cached(path) if _is_cache(path) else _folder(path)

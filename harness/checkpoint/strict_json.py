@@ -42,7 +42,7 @@ class JsonError(ValueError):
 
 def shorten(text: object, limit: int = 80) -> str:
     """Return a quoted text that is safe to print, cut to `limit` characters."""
-    shown = ascii(text)
+    shown = ascii(text[: limit + 1] if isinstance(text, str) else text)
     return shown if len(shown) <= limit else f"{shown[:limit]}..."
 
 

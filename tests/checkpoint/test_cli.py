@@ -1,6 +1,10 @@
 """`draftgate inspect`: what it prints, as text and as JSON, and its exit statuses."""
 
+import io
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ from safetensors.numpy import save_file
 from harness import cli
 from harness.canary import SHIPPED, build
 from harness.canary.faults import apply
+from harness.checkpoint import inspection, show
 
 
 @pytest.fixture(scope="module")
@@ -162,14 +167,18 @@ def test_a_damaged_file_is_status_2(inspect, tmp_path):
     assert "model.safetensors: byte 0: a header of" in err
 
 
+def test_a_reader_that_has_gone(canary):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "harness.cli", "inspect", canary.drafter]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_in_a_terminal_there_is_a_table(canary):
-    import io
-
-    from harness.checkpoint import show
-    from harness.checkpoint.inspection import inspect
-
     terminal = io.StringIO()
     terminal.isatty = lambda: True
-    show.write_table(inspect(canary.drafter), terminal)
+    show.write_table(inspection.inspect(canary.drafter), terminal)
     assert "━" in terminal.getvalue()
     assert "fc.weight" in terminal.getvalue()

@@ -207,7 +207,15 @@ def test_a_cache_whose_revision_is_not_there(cache):
         checkpoint.read("org/name")
 
 
-@pytest.mark.parametrize("where", ["nowhere", "org/nowhere", "../nowhere", "", "a\0b"])
-def test_nothing_there(where):
+@pytest.mark.parametrize("where", ["nowhere", "org/nowhere", "../nowhere", "", "a\0b", "x" * 5000, "~nobody-at-all/x"])
+def test_nothing_there(where, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError):
         checkpoint.read(where)
+
+
+def test_a_link_to_itself(folder):
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("config.json")
+    with pytest.raises(CheckpointError, match="config"):
+        checkpoint.read(folder)
