@@ -14,7 +14,7 @@ from common import tell
 __all__ = ["SHARDS", "make"]
 
 SHARDS = 64
-_LAYERS = 61
+_LAYERS = 62
 _EXPERTS = 384
 _HIDDEN = 7168
 _EXPERT = 2048
@@ -22,7 +22,7 @@ _SIZES = {"BF16": 2, "I32": 4, "I64": 8}
 
 
 def _tensors(experts: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Yield name, dtype and shape: Kimi-K2's layers, with experts of 4 bits as compressed-tensors packs them."""
+    """Yield name, dtype and shape: a dense layer and 61 of Kimi-K2's, 4-bit experts as compressed-tensors has them."""
     yield "language_model.model.embed_tokens.weight", "BF16", (163840, _HIDDEN)
     for layer in range(_LAYERS):
         prefix = f"language_model.model.layers.{layer}."
@@ -96,6 +96,7 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="how many times the experts (default: 1)")
     arguments = parser.parse_args()
     tensors, headers = make(arguments.folder, arguments.scale)
+    print(tensors)
     tell(f"{tensors} tensors in {SHARDS} files, {headers / 1e6:.1f} MB of headers")
     return 0
 
