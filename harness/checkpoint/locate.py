@@ -180,6 +180,11 @@ def _indexed(folder: Path, file: Path) -> Files:
     return Files(folder, shards, _config(folder), file, index, unlisted)
 
 
+_WEIGHT_MAP = re.compile(rb'"weight_map"[ \t\n\r]*:[ \t\n\r]*')
+_REST_LIMIT = 1 << 20
+"""Bytes of an index beside its map, which are read in Python."""
+
+
 class _Index(msgspec.Struct):
     weight_map: msgspec.Raw
 
@@ -199,18 +204,26 @@ def _quick_index(raw: bytes) -> Index | None:
 
     A piece at a time: one table of 200,000 names does not fit a processor's cache, and takes three times as long. Equal
     keys show in the number of quotation marks, which nothing escapes, unless they name two files; then one of those
-    does not have the tensor, or both have it, which `read` refuses.
+    does not have the tensor, or both have it, which `read` refuses. What else there is in an index is read strictly:
+    msgspec skips it unseen.
     """
-    if b"\\" in raw or raw.count(b'"weight_map"') != 1:
+    match = _WEIGHT_MAP.search(raw)
+    if b"\\" in raw or match is None:
         return None
     found: dict[str, set[str]] = collections.defaultdict(set)
     try:
         part = bytes(msgspec.json.decode(raw, type=_Index).weight_map)
+        rest = raw[: match.end()] + b"{}" + raw[match.end() + len(part) :]
+        if not raw.startswith(part, match.end()) or len(rest) > _REST_LIMIT:
+            return None
+        scanner = Scanner(rest)
+        scanner.value()
+        scanner.end()
         for piece in _pieces(part):
             names = _STRINGS.decode(piece)
             for place in (places := set(names.values())):
                 found[place].update(names if len(places) == 1 else [name for name in names if names[name] == place])
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, RecursionError, JsonError):
         return None
     return found if part.count(b'"') == 4 * sum(map(len, found.values())) else None
 

@@ -117,6 +117,14 @@ def test_a_tensor_that_the_index_does_not_name(sharded):
             '{"weight_map": {}, "weight_map": {"a": "model.safetensors"}}',
             r"byte 19: the key 'weight_map' is there twice",
         ),
+        (
+            '{"metadata": {"a": 1, "a": 2}, "weight_map": {"a": "model.safetensors"}}',
+            "byte 22: the key 'a' is there twice",
+        ),
+        (
+            '{"metadata": {"weight_map": {"a": "two.safetensors"}}, "weight_map": {"a": "two.safetensors"}}',
+            "does not have",
+        ),
         ("{}", "no weight_map"),
         ('{"weight_map": {"a"', "byte 19"),
         ('{"x": ' + "[" * 100_000, "nested more than 64 deep"),

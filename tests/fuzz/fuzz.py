@@ -2,10 +2,8 @@
 
     python -m tests.fuzz.fuzz header -max_total_time=600 -max_len=1024
 
-`header`, `text` or `index`; the rest goes to libFuzzer. New inputs go to a temporary folder, which is printed; from
-there `-merge=1` takes what adds coverage:
-
-    python -m tests.fuzz.fuzz header -merge=1 tests/fuzz/corpus/header FOLDER
+`header`, `text` or `index`; the rest goes to libFuzzer. Inputs that reach something new go to a temporary folder, which
+is printed; they are small, and are kept by copying them into the corpus.
 """
 
 import struct
