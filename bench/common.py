@@ -7,7 +7,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import harness
@@ -15,11 +15,23 @@ from harness.engines.adapters import first_engine
 from harness.engines.base import EngineIdentity
 from harness.engines.environment import ensure
 from harness.engines.releases import EngineRelease
+from harness.files import write_atomically
 from harness.report.record import machine
 
-__all__ = ["ROOT", "add_engine_options", "engine", "machine_table", "spread", "table", "tell"]
+__all__ = [
+    "ROOT",
+    "add_engine_options",
+    "engine",
+    "machine_table",
+    "require_places",
+    "rewrite_results",
+    "spread",
+    "table",
+    "tell",
+]
 
 ROOT = Path(__file__).resolve().parents[1]
+_RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +67,28 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(
         f"| {' | '.join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))} |" for line in lines
     )
+
+
+def fill(text: str, blocks: Mapping[str, str]) -> str:
+    """Put each block between its markers. Raises ValueError unless each of them is there exactly once."""
+    for name, block in blocks.items():
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"no single place for the block {name!r}: it takes one {begin.strip()} and one {end}")
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n{block}\n\n{end}{after}"
+    return text
+
+
+def require_places(names: Iterable[str]) -> None:
+    """Raise ValueError unless RESULTS.md has a place for each of these blocks."""
+    fill(_RESULTS.read_text(encoding="utf-8"), dict.fromkeys(names, ""))
+
+
+def rewrite_results(blocks: Mapping[str, str]) -> None:
+    """Put blocks into RESULTS.md. Raises ValueError as `fill`."""
+    write_atomically(_RESULTS, fill(_RESULTS.read_text(encoding="utf-8"), blocks))
 
 
 def machine_table(identity: EngineIdentity, load_before: float) -> str:

@@ -10,20 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
+import headers
 import import_time
 import overhead
 import probe_cost
-from common import ROOT, add_engine_options, engine, machine_table, tell
+from common import ROOT, add_engine_options, engine, machine_table, require_places, rewrite_results, tell
 
 from harness.engines.adapters import ADAPTERS
 from harness.engines.base import EngineIdentity
-from harness.files import write_atomically
 from harness.report.record import RunFolder
 
-_RESULTS = Path(__file__).with_name("RESULTS.md")
 _ENDED = (0, 1, 3)
 """Exit statuses of a run that came to its end. Its verdict stands in the table: it is not what is measured here."""
 
@@ -48,18 +46,6 @@ def _whole_run(arguments: argparse.Namespace, identity: EngineIdentity, runs: Pa
     return overhead.account(json.loads(record.read_text(encoding="utf-8")), wall_s)
 
 
-def fill(text: str, blocks: Mapping[str, str]) -> str:
-    """Put each block between its markers. Raises ValueError unless each of them is there exactly once."""
-    for name, block in blocks.items():
-        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-        if text.count(begin) != 1 or text.count(end) != 1:
-            raise ValueError(f"no single place for the block {name!r}: it takes one {begin.strip()} and one {end}")
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(end)
-        text = f"{before}{begin}\n{block}\n\n{end}{after}"
-    return text
-
-
 def main() -> int:
     """Measure, print and rewrite. Exit status 1 if `harness` imports what it must not."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -70,29 +56,30 @@ def main() -> int:
     arguments = parser.parse_args()
     load_before = os.getloadavg()[0]
     identity = engine(arguments)
-    names = ["import", *(f"{name} {identity.engine}" for name in ("machine", "overhead", "probe"))]
-    fill(_RESULTS.read_text(encoding="utf-8"), dict.fromkeys(names, ""))
+    require_places(("import", "headers", *(f"{name} {identity.engine}" for name in ("machine", "overhead", "probe"))))
     folder = RunFolder.create(ROOT / "runs").path
 
     with tempfile.TemporaryDirectory(dir=folder) as cache:
-        tell("1 of 3: imports")
+        tell("1 of 4: imports")
         sought = import_time.unwanted()
         blocks = {"import": import_time.report(import_time.measure(arguments.processes), sought)}
         # Before the probe's cost: these leave the engine's files in the page cache for the starts that are compared.
         # The first of them builds the canaries.
-        tell("2 of 3: whole runs")
+        tell("2 of 4: whole runs")
         blocks[f"overhead {identity.engine}"] = overhead.report(
             [
                 _whole_run(arguments, identity, folder / f"whole-run-{number}", Path(cache))
                 for number in range(1, arguments.whole_runs + 1)
             ]
         )
-        tell("3 of 3: the probe")
+        tell("3 of 4: the probe")
         measured = probe_cost.measure(identity, folder, Path(cache), starts=arguments.starts, rounds=arguments.rounds)
         blocks[f"probe {identity.engine}"] = probe_cost.report(measured)
+    tell("4 of 4: headers of a large checkpoint")
+    blocks["headers"] = headers.report(headers.measure(arguments.processes // 3))
     blocks[f"machine {identity.engine}"] = machine_table(identity, load_before)
-    write_atomically(_RESULTS, fill(_RESULTS.read_text(encoding="utf-8"), blocks))
-    print("\n\n".join(f"{name}\n\n{blocks[name]}" for name in names))
+    rewrite_results(blocks)
+    print("\n\n".join(f"{name}\n\n{block}" for name, block in blocks.items()))
     return int(any(sought.values()))
 
 

@@ -1,120 +1,151 @@
-"""Reading a checkpoint folder: its config, the header of each safetensors file, and a digest of it all."""
+"""Reading a checkpoint: its config, the header of each of its files, and a digest of it all."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.checkpoint.families import Families, Family
+from harness.checkpoint.header import Shard, Tensor, read_header
+from harness.checkpoint.locate import Files, Index, explain_index, json_object, locate
+from harness.checkpoint.strict_json import shorten
 from harness.errors import CheckpointError
 
-__all__ = ["Checkpoint", "Tensor", "read"]
+__all__ = ["Checkpoint", "read"]
 
-_INDEX = "model.safetensors.index.json"
 _FULL_DIGEST_LIMIT = 4 << 30
 """Above this many bytes a digest of all data would cost minutes; headers, sizes and config stand in, and it says so."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Tensor:
-    """One tensor of a checkpoint, as its header declares it. `dtype` in safetensors' spelling (BF16, F32, I64, ...)."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    file: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder. `digest` is `sha256:...` over all bytes, or `sha256-headers:...` for very large ones."""
+    """A checkpoint, of which headers and config are in memory and no data.
 
-    folder: Path
+    `config` is empty where there is no config.json (`files.config` is None then). `shards` are in the order of their
+    names. `families` are all tensors, those that differ only in numbers as one, the largest first. `missing_in_index`
+    are tensors that a shard has and the index does not name: engines load them all the same.
+    """
+
+    files: Files
     config: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
-    size: int
-    digest: str
+    shards: tuple[Shard, ...]
+    families: tuple[Family, ...]
+    missing_in_index: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self.files.folder
+
+    @functools.cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor by name, in the order of shards and headers."""
+        return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
+
+    def find(self, name: str) -> Tensor | None:
+        """Return a tensor, or None. Unlike `tensors`, it makes no table of all names first."""
+        return next((shard.tensors[name] for shard in self.shards if name in shard.tensors), None)
+
+    def shard_of(self, name: str) -> Shard:
+        """Return the file that has a tensor. Raises `KeyError`."""
+        for shard in self.shards:
+            if name in shard.tensors:
+                return shard
+        raise KeyError(name)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all weight files."""
+        return sum(shard.size for shard in self.shards)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """`sha256:...` over config and all data, or `sha256-headers:...` for more than 4 GiB. Reads the files, once."""
+        digest = hashlib.sha256(self.files.config.read_bytes() if self.files.config else b"")
+        if self.size > _FULL_DIGEST_LIMIT:
+            listing = sorted(
+                (name, tensor.shape, tensor.dtype, shard.path.name)
+                for shard in self.shards
+                for name, tensor in shard.tensors.items()
+            )
+            sizes = [(shard.path.name, shard.size) for shard in self.shards]
+            digest.update(json.dumps([listing, sizes]).encode())
+            return f"sha256-headers:{digest.hexdigest()}"
+        for shard in self.shards:
+            with shard.path.open("rb") as handle:
+                while block := handle.read(1 << 22):
+                    digest.update(block)
+        return f"sha256:{digest.hexdigest()}"
 
 
-def read(folder: Path) -> Checkpoint:
-    """Read config and headers; tensor data is only hashed.
+def read(where: str | os.PathLike[str], *, config_optional: bool = False) -> Checkpoint:
+    """Read a checkpoint's config and headers. `where` is what `locate` takes; no tensor's data is read.
+
+    200,000 tensors take a few tenths of a second and 150 MB.
 
     Raises:
-        CheckpointError: the folder, its config, its index or one of its files cannot be read.
+        CheckpointError: naming the file, and the offset in it.
 
     """
-    config_path = folder / "config.json"
-    config = _json_object(config_path)
-    files = _files(folder)
-    tensors: dict[str, Tensor] = {}
-    for path in files:
-        for name, tensor in _header(path).items():
-            if name in tensors:
-                raise CheckpointError(
-                    f"{path}: tensor {name!r} is also in {tensors[name].file}", remedy="remove one of the two files"
-                )
-            tensors[name] = tensor
-    size = sum(path.stat().st_size for path in files)
-    return Checkpoint(folder, config, tensors, size, _digest(config_path, files, tensors, size))
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    files = locate(where)
+    if files.config is None and not config_optional:
         raise CheckpointError(
-            f"{path}: no such file", remedy="give a folder with config.json beside the weights"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: is not a JSON object")
-    return data
-
-
-def _files(folder: Path) -> list[Path]:
-    index = folder / _INDEX
-    if index.exists():
-        mapping = _json_object(index).get("weight_map")
-        if not isinstance(mapping, dict) or not mapping:
-            raise CheckpointError(f"{index}: has no weight_map")
-        files = sorted({folder / str(name) for name in mapping.values()})
-        absent = [path.name for path in files if not path.is_file()]
-        if absent:
-            raise CheckpointError(f"{index}: names absent files: {', '.join(absent)}", remedy="complete the download")
-        return files
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(
-            f"{folder}: no *.safetensors files",
-            remedy="convert pickled checkpoints (.bin, .pt) to safetensors; pickles are not opened, they run code",
+            f"{files.folder / 'config.json'}: no such file", remedy="give a folder with config.json beside the weights"
         )
-    return files
+    config = json_object(files.config) if files.config else {}
+    shards: list[Shard] = []
+    families = Families()
+    seen: set[str] = set()
+    unlisted: list[str] = []
+    # All that is asked of a file is asked while its names are in the processor's cache.
+    for path in files.shards:
+        shard = read_header(path)
+        shards.append(shard)
+        families.add(shard.tensors)
+        before = len(seen)
+        seen.update(shard.tensors)
+        if len(seen) != before + len(shard.tensors):
+            raise _twice(shards)
+        if files.index is not None and shard.tensors.keys() != (named := files.index[_name(files, path)]):
+            unlisted += [name for name in shard.tensors if name not in named]
+    if files.index is not None and len(seen) - len(unlisted) != sum(map(len, files.index.values())):
+        raise _absent(files, files.index, shards)
+    return Checkpoint(files, config, tuple(shards), families.all(), tuple(unlisted))
 
 
-def _header(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError, safe_open  # noqa: PLC0415 -- imports numpy
-
-    try:
-        with safe_open(path, framework="np") as handle:
-            slices = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118 -- a handle, not a dict
-            return {name: Tensor(tuple(part.get_shape()), part.get_dtype(), path.name) for name, part in slices.items()}
-    except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: not a readable safetensors file: {error}", remedy="copy or download it again"
-        ) from error
+def _name(files: Files, path: Path) -> str:
+    """Return how an index names a file."""
+    return path.relative_to(files.folder).as_posix()
 
 
-def _digest(config: Path, files: list[Path], tensors: Mapping[str, Tensor], size: int) -> str:
-    digest = hashlib.sha256(config.read_bytes())
-    if size > _FULL_DIGEST_LIMIT:
-        listing = [(name, tensor.shape, tensor.dtype, tensor.file) for name, tensor in sorted(tensors.items())]
-        digest.update(json.dumps([listing, [(path.name, path.stat().st_size) for path in files]]).encode())
-        return f"sha256-headers:{digest.hexdigest()}"
-    for path in files:
-        with path.open("rb") as handle:
-            while block := handle.read(1 << 22):
-                digest.update(block)
-    return f"sha256:{digest.hexdigest()}"
+def _twice(shards: Sequence[Shard]) -> CheckpointError:
+    """Return what is wrong if the last file has a tensor that another one has, too."""
+    *others, last = shards
+    name, other = next((name, other) for name in last.tensors for other in others if name in other.tensors)
+    return CheckpointError(
+        f"{last.path}: tensor {shorten(name)} is also in {other.path.name}", remedy="remove one of the two files"
+    )
+
+
+def _absent(files: Files, index: Index, shards: Sequence[Shard]) -> CheckpointError:
+    """Return what is wrong if the index names a tensor that its file does not have."""
+    assert files.index_file is not None  # noqa: S101 -- there is an index
+    explain_index(files.index_file)  # raises if the name is there twice, and says where
+    name, own = next(
+        (name, own)
+        for shard in shards
+        for own in (_name(files, shard.path),)
+        for name in index[own]
+        if name not in shard.tensors
+    )
+    there = next((f"; {other.path.name} has it" for other in shards if name in other.tensors), "")
+    return CheckpointError(
+        f"{files.index_file}: says that tensor {shorten(name)} is in {own}, which does not have it{there}",
+        remedy="download the index and its files again, from one revision",
+    )
