@@ -37,7 +37,7 @@ def test_a_drafter_as_text(inspect, canary):
     assert (status, err) == (0, "")
     for text in (
         "EAGLE-3 [tensors midlayer.hidden_norm.weight]",
-        "yuhuili, layers named midlayer.*",
+        "specforge, layers named midlayer.*",
         "3 hidden states of 256, layers: eagle_config.eagle_aux_hidden_state_layer_ids [1, 3, 6]",
         "draft 33 of 512: d2t maps 33, t2d marks 33",
         "LlamaForCausalLM, model_type llama, hidden_size 256",
