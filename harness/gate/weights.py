@@ -86,7 +86,8 @@ def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
     """Judge both directions at 100 %, for target and drafter, on every rank.
 
     Codes: WGT001 no load seen, WGT002 the load raised, WGT003 keys that landed nowhere, WGT004 parameters not filled,
-    WGT005 config keys that matter and were never read, WGT006 something could not be followed.
+    WGT005 config keys that matter and were never read, WGT006 something could not be followed, WGT007 a small draft
+    vocabulary without a map of its ids.
     """
     findings: list[Finding] = []
     measured: dict[str, Any] = {}
@@ -102,6 +103,8 @@ def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
         fates = _fates(evidence, role)
         findings.append(_keys(role, usable, fates, exceptions, source))
         findings.append(_parameters(role, usable, exceptions, borrowed if role == "drafter" else set(), source))
+        if role == "drafter":
+            findings += _vocabulary(evidence.config, fates, source)
         measured[role] = {
             "ranks": len(usable),
             "model_class": usable[0].model_class,
@@ -307,6 +310,38 @@ def _parameters(role: str, loads: Sequence[Load], exceptions: Exceptions, shared
         cause="the checkpoint lacks them, or has them under names that the engine drops; they stay as constructed",
         remedy="look for them among the checkpoint's keys: rename them, or export the drafter again",
     )
+
+
+def _vocabulary(config: Sequence[ConfigKey], fates: Mapping[str, Fate], source: str) -> list[Finding]:
+    """Judge the map from draft ids to target ids where there must be one.
+
+    An engine may hold it as a plain attribute (SGLang 0.5.23, `hot_token_id` in models/llama_eagle3.py), which is None
+    without a word if there is no `d2t`; then it is no parameter that could be found unfilled.
+    """
+    sizes = {name: [key.value for key in config if key.path.split(".")[-1] == name and isinstance(key.value, int)]
+             for name in ("draft_vocab_size", "vocab_size")}  # fmt: skip
+    if not sizes["draft_vocab_size"] or not sizes["vocab_size"]:
+        return []
+    draft, whole = sizes["draft_vocab_size"][0], max(sizes["vocab_size"])
+    if draft >= whole:
+        return []
+    maps = [name for name in fates if fnmatch.fnmatchcase(name, "*d2t")]
+    landed = [name for name in maps if fates[name] is Fate.USED]
+    return [
+        Finding(
+            "WGT007",
+            Verdict.PASS if landed else Verdict.FAIL,
+            f"the map of {draft} draft ids to the target's {whole} landed"
+            if landed
+            else f"no map of {draft} draft ids to the target's {whole} landed",
+            expected="a key d2t, used",
+            actual=", ".join(landed) or (f"{', '.join(maps)}: {fates[maps[0]].value}" if maps else "no key named d2t"),
+            n=draft,
+            source=source,
+            cause="" if landed else "draft ids are taken for target ids, so nearly every draft is another word",
+            remedy="" if landed else "export the drafter with d2t (offsets: target id minus draft id)",
+        )
+    ]
 
 
 def _config(keys: Sequence[ConfigKey], rules: Iterable[ConfigRule]) -> Finding:

@@ -43,8 +43,8 @@ def test_a_removed_tensor(small, judge, tmp_path, tensor):
     assert result.status == 1, result.output
     assert result.verdict("acceptance") == "FAIL"
     assert result.verdict("weights") == "FAIL"
-    finding = result.finding("weights", "WGT004")
-    named = {"d2t": "hot_token_id", "midlayer.self_attn.k_proj.weight": "qkv_proj"}.get(tensor, tensor)
+    finding = result.finding("weights", "WGT007" if tensor == "d2t" else "WGT004")
+    named = {"midlayer.self_attn.k_proj.weight": "qkv_proj"}.get(tensor, tensor)
     assert named in finding["actual"]
     assert finding["remedy"]
 

@@ -206,3 +206,25 @@ def test_a_failed_start_names_the_load_that_raised():
 def test_a_failed_start_without_one_is_not_the_weights_fault():
     assert weights.judge_failed_start(evidence().loads) is None
     assert weights.judge_failed_start(()) is None
+
+
+VOCABULARY = (config("hidden_size"), config("vocab_size", 512), config("draft_vocab_size", 128))
+
+
+def test_a_small_draft_vocabulary_needs_a_map():
+    """Whatever the engine keeps it in: a map that is None is no parameter that could be found unfilled."""
+    mapped = with_drafter(keys=[key("fc.weight"), key("d2t")], parameters=[parameter("fc.weight")])
+    assert judge(**mapped, config=VOCABULARY).verdict is Verdict.PASS
+    without = with_drafter(keys=[key("fc.weight")], parameters=[parameter("fc.weight")])
+    finding = red(judge(**without, config=VOCABULARY), "WGT007")
+    assert "128 draft ids" in finding.summary
+    assert "d2t" in finding.remedy
+    nested = (config("hidden_size"), config("transformer_layer_config.vocab_size", 512), VOCABULARY[2])
+    assert red(judge(**without, config=nested), "WGT007")
+
+
+@pytest.mark.parametrize("draft", [512, None])
+def test_a_whole_draft_vocabulary_needs_none(draft):
+    without = with_drafter(keys=[key("fc.weight")], parameters=[parameter("fc.weight")])
+    whole = (config("hidden_size"), config("vocab_size", 512), config("draft_vocab_size", draft))
+    assert judge(**without, config=whole).verdict is Verdict.PASS
