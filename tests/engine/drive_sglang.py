@@ -1,6 +1,6 @@
 """Run by an engine's Python: serve a pair once, offline; print its tokens. Arguments: target drafter tokens algorithm.
 
-DRIVE_TP is the tensor parallel size; DRIVE_WITHOUT is an attribute, MODULE:NAME, that every process loses first.
+DRIVE_WITHOUT is an attribute, MODULE:NAME, that every process loses first.
 """
 
 import importlib
@@ -23,7 +23,6 @@ def main() -> None:
         model_path=target,
         skip_tokenizer_init=True,
         device="cpu",
-        tp_size=int(os.environ.get("DRIVE_TP", "1")),
         prefill_attention_backend="intel_amx",
         decode_attention_backend="intel_amx",
         max_total_tokens=4096,

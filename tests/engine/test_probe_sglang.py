@@ -31,7 +31,7 @@ SMALL = dataclasses.replace(SHIPPED["small"], dialect="specforge")
 def serve(sglang_python, tmp_path):
     """Serve a pair once; return the folder of evidence."""
 
-    def run(pair: Canary, drafter: Path | None = None, algorithm: str = "EAGLE3", tp: int = 1, inject=None, **extra):
+    def run(pair: Canary, drafter: Path | None = None, algorithm: str = "EAGLE3", inject=None, **extra):
         folder = tmp_path / "evidence"
         probe = environment(folder, str(pair.target), str(drafter or pair.drafter), engine="sglang")
         path = os.pathsep.join([inject or probe.pop("PYTHONPATH"), str(sglang_kernels.FOLDER)])
@@ -44,7 +44,6 @@ def serve(sglang_python, tmp_path):
             "TORCHDYNAMO_DISABLE": "1",
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
-            "DRIVE_TP": str(tp),
             **extra,
         }
         argv = [sglang_python, str(DRIVER), str(pair.target), str(drafter or pair.drafter), "24", algorithm]
@@ -163,18 +162,6 @@ def test_the_wrong_algorithm_hands_over_one_hidden_state(serve, tmp_path, name):
     findings = judged(found, pair, None)
     assert findings["AUX002"].summary == f"{width} arrives, {3 * width} expected, projection bypassed"
     assert "bypassed" in findings["AUX003"].summary
-
-
-def test_ranks_of_tensor_parallelism_each_have_their_own(serve, tmp_path):
-    pair = canary(tmp_path, SMALL)
-    without(pair, "midlayer.mlp.up_proj.weight")
-    found = read(serve(pair, tp=2, SGLANG_CPU_OMP_THREADS_BIND="0|1"))
-    assert [load.place.tp_rank for load in found.of("drafter")] == [0, 1]
-    for load in found.of("drafter"):
-        row = load.parameter("model.layers.0.mlp.gate_up_proj.weight")
-        assert (row.written, row.untouched) == (row.elements // 2, row.elements // 2)
-    assert [serving.place.rank for serving in found.servings] == [0, 1]
-    assert captured(found) == {((2,), (4,), (5,))}
 
 
 def test_by_path_where_the_plugin_cannot_be_found(serve, tmp_path):

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -178,6 +179,14 @@ def test_a_loader_without_checkpoint_data_is_on_record_as_such(server):
 
 def test_a_child_loader_is_recorded_once(server):
     assert len(server.run(loader="LayeredModelLoader").loads) == 2
+
+
+def test_a_rank_stands_where_the_target_stood_although_the_drafter_is_shown_no_pipeline(server, monkeypatch):
+    """As `draft_pp_context` (speculative/spec_utils.py, 0.5.23) does."""
+    state, sizes = importlib.import_module("sglang.srt.distributed.parallel_state"), iter([2, *[1] * 9])
+    monkeypatch.setattr(state, "get_pp_group", lambda: types.SimpleNamespace(rank_in_group=0, world_size=next(sizes)))
+    found = server.run()
+    assert {each.place.pp_size for each in (*found.loads, *found.servings)} == {2}
 
 
 def test_a_load_that_raises_is_on_record_and_raises_on(server, monkeypatch):

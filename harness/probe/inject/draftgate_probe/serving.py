@@ -158,7 +158,7 @@ class ServingRecorder:
 
     def _inside_layer(self, index: int, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a layer's input from the residual that travels through it, where the arguments held only a part."""
-        if self._real and index not in self._streams and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self._real and index not in self._streams:
             with self._guard("a layer's residual"):
                 beside = travelling((*args, *kwargs.values()))
                 if beside is not None and beside.pending is None and torch.is_tensor(beside.residual):
