@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from json.decoder import scanstring
 from typing import Any, NoReturn
 
 __all__ = ["JsonError", "Scanner", "shorten"]
 
+_DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _WORDS = {
@@ -87,10 +87,11 @@ class Scanner:
 
     def string(self) -> str:
         """Read a string."""
-        at = self.place()
         self.take('"')
+        at = self._at - 1
+        value: str
         try:
-            value, self._at = scanstring(self._text, self._at)
+            value, self._at = _DECODER.raw_decode(self._text, at)
         except json.JSONDecodeError as error:
             self.fail(error.msg, error.pos)
         if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
