@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.checkpoint.families import Family, group
 from harness.checkpoint.header import Shard, Tensor, read_header
 from harness.checkpoint.locate import Files, json_object, locate
 from harness.checkpoint.strict_json import shorten
@@ -46,6 +47,15 @@ class Checkpoint:
     def tensors(self) -> Mapping[str, Tensor]:
         """Every tensor by name, in the order of shards and headers."""
         return {name: tensor for shard in self.shards for name, tensor in shard.tensors.items()}
+
+    @functools.cached_property
+    def families(self) -> tuple[Family, ...]:
+        """All tensors, those that differ only in numbers as one; the largest first."""
+        return group(shard.tensors for shard in self.shards)
+
+    def find(self, name: str) -> Tensor | None:
+        """Return a tensor, or None. Unlike `tensors`, it makes no table of all names first."""
+        return next((shard.tensors[name] for shard in self.shards if name in shard.tensors), None)
 
     def shard_of(self, name: str) -> Shard:
         """Return the file that has a tensor. Raises `KeyError`."""
