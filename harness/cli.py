@@ -9,6 +9,7 @@ from pathlib import Path
 
 import harness
 from harness.canary import cli as canary
+from harness.checkpoint import cli as inspect
 from harness.errors import HarnessError, UsageError
 
 __all__ = ["main"]
@@ -62,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
 
     canary.add_parser(commands)
     commands.choices["canary"].set_defaults(call=lambda arguments, _: canary.run(arguments))
+
+    inspect.add_parser(commands)
+    commands.choices["inspect"].set_defaults(call=lambda arguments, _: inspect.run(arguments))
     return parser
 
 

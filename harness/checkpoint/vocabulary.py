@@ -1,8 +1,9 @@
 """Whether `d2t` and `t2d` map a draft vocabulary onto the target's: in range, rising, one with the other.
 
-`d2t` holds offsets: draft token *i* is target token `i + d2t[i]` (vLLM 0.32.0 `models/llama_eagle3.py`, `compute_logits`;
-SGLang 0.5.23 `models/llama_eagle3.py`, `hot_token_id`). Some exporters write the target token itself, which every engine
-then takes for an offset. `t2d` says for each target token whether the draft vocabulary has it; no engine reads it.
+`d2t` holds offsets: draft token *i* is target token `i + d2t[i]` (vLLM 0.32.0 `models/llama_eagle3.py`, in
+`compute_logits`; SGLang 0.5.23 `models/llama_eagle3.py`, `hot_token_id`). Some exporters write the target token itself,
+which every engine then takes for an offset. `t2d` says for each target token whether the draft vocabulary has it; no
+engine reads it.
 """
 
 from __future__ import annotations
@@ -62,9 +63,7 @@ def _name(checkpoint: Checkpoint, about: Recognition, role: str) -> str:
     return next((name for name in (f"{about.wrapper}{role}", role) if checkpoint.find(name) is not None), "")
 
 
-def _read(
-    checkpoint: Checkpoint, name: str, dtypes: tuple[str, ...], findings: list[Finding]
-) -> NDArray[Any] | None:
+def _read(checkpoint: Checkpoint, name: str, dtypes: tuple[str, ...], findings: list[Finding]) -> NDArray[Any] | None:
     tensor = checkpoint.find(name) if name else None
     if tensor is None:
         return None
@@ -134,9 +133,7 @@ def _judge_d2t(
             "subtract the row number: d2t - arange(len(d2t))",
         )
     elif not as_offsets.right:
-        yield Finding(
-            "INS206", Severity.ERROR, name, f"as offsets, {as_offsets.wrong}", "export the mapping again"
-        )
+        yield Finding("INS206", Severity.ERROR, name, f"as offsets, {as_offsets.wrong}", "export the mapping again")
     elif t2d is None and len(values) > 1 and as_ids.right:
         yield Finding(
             "INS207",
@@ -178,7 +175,9 @@ class _Reading:
             )
         elif t2d is not None and not np.array_equal(np.flatnonzero(t2d), targets):
             marked = t2d[targets] != 0
-            where = f"row {int(np.argmin(marked))} is token {int(targets[np.argmin(marked)])}, which" if len(marked) else ""
+            where = (
+                f"row {int(np.argmin(marked))} is token {int(targets[np.argmin(marked)])}, which" if len(marked) else ""
+            )
             self.wrong = (
                 f"t2d disagrees: {where} t2d does not mark" if not marked.all() else "t2d marks tokens that d2t lacks"
             )
