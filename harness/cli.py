@@ -9,6 +9,7 @@ from pathlib import Path
 
 import harness
 from harness.canary import cli as canary
+from harness.checkpoint import cli as inspect
 from harness.contracts import cli as contracts
 from harness.errors import HarnessError, UsageError
 
@@ -63,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
 
     canary.add_parser(commands)
     commands.choices["canary"].set_defaults(call=lambda arguments, _: canary.run(arguments))
+
+    inspect.add_parser(commands)
+    commands.choices["inspect"].set_defaults(call=lambda arguments, _: inspect.run(arguments))
+
     contracts.add_parser(commands)
     commands.choices["contract"].set_defaults(call=lambda arguments, _: contracts.run(arguments))
     return parser

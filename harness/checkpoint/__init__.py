@@ -1,5 +1,6 @@
-"""Checkpoints as they lie on disk: headers, config, and a digest that says which one it was."""
+"""Checkpoints as they lie on disk: which files, their headers and config, and what kind of model they hold."""
 
-from harness.checkpoint.read import Checkpoint, Tensor, read
+from harness.checkpoint.header import HeaderError, Shard, Tensor
+from harness.checkpoint.read import Checkpoint, read
 
-__all__ = ["Checkpoint", "Tensor", "read"]
+__all__ = ["Checkpoint", "HeaderError", "Shard", "Tensor", "read"]
