@@ -68,8 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_parser(commands)
     commands.choices["inspect"].set_defaults(call=lambda arguments, _: inspect.run(arguments))
 
-    contracts.add_parser(commands)
-    commands.choices["contract"].set_defaults(call=lambda arguments, _: contracts.run(arguments))
+    contracts.add_parsers(commands)
+    commands.choices["check"].set_defaults(call=lambda arguments, _: contracts.run_check(arguments))
+    commands.choices["contract"].set_defaults(call=lambda arguments, _: contracts.run_contract(arguments))
     return parser
 
 

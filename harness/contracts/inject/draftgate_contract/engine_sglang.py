@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import stubs
+from . import excerpt, stubs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,12 +76,36 @@ class SGLang:
         with _default_dtype(torch.bfloat16):
             return getattr(module, name)(config=config, quant_config=None), [config]
 
-    def capture(self, target: str, ids: list[int] | None) -> list[int]:
-        """Return the layers that the target captures when it is asked for `ids`."""
+    def configured(self, drafter: str, target: str) -> dict[str, Any]:
+        """Return the layer ids that the target's model runner reads from a drafter's config: None for none.
+
+        It is a statement within the runner's construction: `try: ... except: ids = None`, from 0.5.1 on.
+        """
+        del target
+        folder = Path(sys.modules["sglang"].__file__ or "").parent / "srt" / "model_executor"
+        found = [(file, node) for file, node in excerpt.nodes(folder, ast.Try) if excerpt.spelling(node, excerpt.IDS)]
+        if not found and self._spelled(excerpt.IDS):
+            raise LookupError(f"{excerpt.IDS} is not read where it was looked for")
+        if not found:
+            return {"": None}
+        file, node = min(found, key=lambda pair: pair[1].end_lineno - pair[1].lineno)
+        holder = excerpt.of_attributes()
+        config = _model_config(drafter, is_draft_model=True)
+        names = excerpt.run(node, file, {"draft_model_config": config, "self": holder, "config": holder})
+        return {"": getattr(holder, excerpt.IDS) if hasattr(holder, excerpt.IDS) else names[excerpt.IDS]}
+
+    def _spelled(self, word: str) -> bool:
+        folder = Path(sys.modules["sglang"].__file__ or "").parent / "srt"
+        return any(word in file.read_text(encoding="utf-8", errors="replace") for file in folder.rglob("*.py"))
+
+    def capture(self, target: str, ids: list[int] | None) -> list[int] | None:
+        """Return the layers that the target captures when it is asked for `ids`; None if it cannot be asked."""
         config = _model_config(target, is_draft_model=False).hf_config
         module = importlib.import_module("sglang.srt.models.llama")
         with _default_dtype(torch.bfloat16):
             model = module.LlamaForCausalLM(config=config, quant_config=None)
+        if ids is not None and not inspect.signature(model.set_eagle3_layers_to_capture).parameters:
+            return None  # 0.4.6 has its default layers and no others
         model.set_eagle3_layers_to_capture(*([ids] if ids is not None else []))
         return [int(layer) for layer in model.model.layers_to_capture]
 
@@ -124,7 +148,6 @@ def _default_dtype(dtype: Any) -> Iterator[None]:
 
 _ABSENT = (
     ("_C", "_cuda_getCurrentRawStream"),
-    ("_C._cpu", "_is_amx_tile_supported"),
     ("triton.runtime.cache", "default_cache_dir"),
     ("triton.runtime.cache", "default_dump_dir"),
     ("triton.runtime.cache", "default_override_dir"),
@@ -165,6 +188,8 @@ def _tolerant_registration() -> Iterator[None]:
         module = importlib.import_module(holder) if holder.startswith("triton") else _attribute(torch, holder)
         if not hasattr(module, name):
             setattr(module, name, stubs.make(f"{holder}.{name}"))
+    if not hasattr(torch._C._cpu, "_is_amx_tile_supported"):  # noqa: SLF001 -- releases ask it by this name
+        torch._C._cpu._is_amx_tile_supported = lambda: False  # noqa: SLF001 -- as above; no means no fast path
     try:
         yield
     finally:

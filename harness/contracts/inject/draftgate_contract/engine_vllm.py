@@ -5,13 +5,15 @@ Read in 0.11.2 to 0.32.0. The configuration, the choice of the class and its con
 
 from __future__ import annotations
 
+import ast
 import importlib
 import socket
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import stubs
+from . import excerpt, stubs
 
 STUBBED = ("torchvision",)
 """From the package index it is compiled against another build of torch."""
@@ -50,6 +52,21 @@ class VLLM:
         draft = config.speculative_config.draft_model_config
         claimed = [draft.hf_config, draft.hf_text_config]
         return self._initialize(config, draft), claimed
+
+    def configured(self, drafter: str, target: str) -> dict[str, Any]:
+        """Return, for each model runner, the layer ids that it reads from a drafter's config: None for none."""
+        config = self._config(drafter, target).speculative_config
+        folder = Path(importlib.import_module("vllm").__file__ or "").parent / "v1" / "worker"
+        found: dict[str, Any] = {}
+        for file, node in excerpt.nodes(folder, ast.FunctionDef):
+            if node.name.endswith("get_eagle3_aux_layers_from_config"):
+                names = excerpt.run(node, file, {})
+                method = node.name.startswith("_")
+                given = excerpt.of_attributes(speculative_config=config) if method else config
+                found["V1" if method else "V2"] = names[node.name](given)
+        if not found:
+            raise LookupError("no runner has a function that reads the layer ids")
+        return {runner: None if ids is None else list(ids) for runner, ids in found.items()}
 
     def capture(self, target: str, ids: list[int] | None) -> list[int]:
         """Return the layers that the target captures when it is asked for `ids`."""
