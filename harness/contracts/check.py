@@ -16,6 +16,7 @@ from harness.checkpoint.recognise import Recognition, recognise
 from harness.contracts import shapes
 from harness.contracts.config import IDS, effective, settings
 from harness.contracts.model import Condition, Contract, Fate, split
+from harness.contracts.trials import NATIVE
 from harness.verdict import Verdict, worst
 
 __all__ = ["CODES", "Finding", "Report", "check", "unknown_release"]
@@ -234,9 +235,22 @@ class _Case:
                 f"{len(names)} of {len(fates)} keys {said[code]}: {_some(names)}"
                 + (f" ({'; '.join(sorted(reasons))})" if reasons else ""),
                 self.source,
-                "" if by_design else self.convert,
+                "" if by_design else self._rescue(names),
                 tuple(names),
             )
+
+    def _rescue(self, names: Sequence[str]) -> str:
+        """Return what is to be done about lost keys: a rename helps those alone that have a place by another name."""
+        native = [NATIVE + name if kind == "layer" else name for kind, _, name in map(split, names)]
+        homeless = [
+            name
+            for name, own in zip(names, native, strict=True)
+            if self.contract.fate(own, self.conditions).fate != "used"
+        ]
+        if not homeless:
+            return self.convert
+        text = f"this release has no place for {_some(homeless)} under any name that was tried"
+        return f"{text}; the rest: {self.convert}" if len(homeless) < len(names) else f"{text}: use another release"
 
     def built(self) -> dict[str, Any]:
         """Return the parameters that the release builds, those of every further decoder layer included."""

@@ -250,9 +250,11 @@ def _start_process_state() -> None:
     with contextlib.suppress(ModuleNotFoundError):  # from 0.5.20 on
         context = importlib.import_module("sglang.srt.runtime_context")
         if hasattr(context, "publish"):
-            known = context.SpawnRanks.__struct_fields__ if hasattr(context, "SpawnRanks") else ()
-            ranks = {"ranks": context.SpawnRanks(**{name: None if name == "dp_rank" else 0 for name in known})}
-            context.publish(arguments, role="scheduler", **(ranks if known else {}))
+            ranks = {}
+            if hasattr(context, "SpawnRanks"):
+                known = context.SpawnRanks.__struct_fields__
+                ranks = {"ranks": context.SpawnRanks(**{name: None if name == "dp_rank" else 0 for name in known})}
+            context.publish(arguments, role="scheduler", **ranks)
     parallel = importlib.import_module("sglang.srt.distributed.parallel_state")
     parallel.init_distributed_environment(
         world_size=1, rank=0, local_rank=0, distributed_init_method=f"tcp://127.0.0.1:{_free_port()}", backend="gloo"
@@ -277,6 +279,8 @@ class _Llama:
 
 def _server_args(cls: Any) -> Any:
     """Return the release's server arguments with their defaults; resolving them wants a model and a device."""
+    if not dataclasses.is_dataclass(cls):  # from 0.5.20 on a record that construction leaves unresolved
+        return cls(model_path="dummy", device="cpu")
     arguments = object.__new__(cls)
     for field in dataclasses.fields(cls):
         value = field.default if field.default is not dataclasses.MISSING else None

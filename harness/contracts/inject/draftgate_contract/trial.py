@@ -55,7 +55,7 @@ def run(engine: Engine, folder: Path, target: Path, scratch: Path) -> dict[str, 
     loaded = _load(engine, folder, target, keys)
     raising: dict[str, str] = {}
     if loaded["error"]:
-        alone = {key: _load(engine, folder, target, [key])["error"] for key in keys}
+        alone = {key: _attempt(_build(engine, folder, target)[0], _weights(folder, [key])) for key in keys}
         raising = {key: error for key, error in alone.items() if error}
         if not raising:
             return {**result, "error": f"together only: {loaded['error']}"}

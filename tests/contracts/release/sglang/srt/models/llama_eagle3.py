@@ -36,7 +36,7 @@ class Layer(nn.Module):
 class LlamaForCausalLMEagle3(nn.Module):
     def __init__(self, config, quant_config=None):
         super().__init__()
-        self.sizes = {"q": (0, 128), "k": (128, 64), "v": (192, 64), "gate": (0, 224), "up": (224, 224)}
+        self.sizes = {"q": (0, 256), "k": (256, 128), "v": (384, 128), "gate": (0, 224), "up": (224, 224)}
         self.model = nn.Module()
         self.model.embed_tokens = Linear(config.hidden_size, config.vocab_size)
         self.model.fc = Linear(3 * config.hidden_size, config.hidden_size)
