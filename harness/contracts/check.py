@@ -271,7 +271,7 @@ class _Case:
             for parameter in fate.into:
                 landed[parameter].add(fate.canonical)
         return {
-            name: bool(parameter.parts) and set(parameter.parts) <= landed[name]
+            name: any(landed[name].issuperset(way) for way in parameter.ways)
             for name, parameter in self.built().items()
             if not parameter.attribute
         }

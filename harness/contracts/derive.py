@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +152,8 @@ def _compose(place: Workplace, result: Mapping[str, Any]) -> Contract:
     if result["version"].partition("+")[0] != place.release.version.partition("+")[0]:
         raise _Refused(f"the release that ran is {result['version']}, not {place.release.version}")
     _accept(seen["native"], seen["control"])
-    base = _parameters(seen, "native", ("native", "layer ", "top ", "legacy "), Sizes())
-    places = {name: where for name in seen if (where := _where(name)) is not None}
+    places = {name: where for name in seen if (where := _where(name)) is not None and not seen[name]["error"]}
+    base = _parameters(seen, "native", tuple(places), Sizes())
     keys = [row for name, (of, prefix) in places.items() for row in _rows(of, prefix, seen[name], base)]
     readers = _readers(seen)
     spelled = _spelled(place)
@@ -225,20 +225,22 @@ def _native(key: str) -> str:
     return key
 
 
-def _parameters(seen: Mapping[str, Any], owner: str, sources: tuple[str, ...], sizes: Sizes) -> dict[str, Parameter]:
-    """Return the parameters of one trial, with the keys that fill them in any of the trials it can be compared with."""
-    parts: dict[str, set[str]] = {}
-    for name, trial in seen.items():
-        if name == owner or (name.startswith(sources) and "when " not in name):
-            for key, row in trial["keys"].items():
-                for parameter in row["into"]:
-                    parts.setdefault(parameter, set()).add(_native(key))
+def _parameters(seen: Mapping[str, Any], owner: str, sources: Sequence[str], sizes: Sizes) -> dict[str, Parameter]:
+    """Return the parameters of one trial, with the keys that fill them in it and in `sources`.
+
+    Keys that fill a parameter together in one trial are one way to fill it; another trial may show another.
+    """
+    ways: dict[str, set[tuple[str, ...]]] = {}
+    for trial in (owner, *sources):
+        for row in _own(seen[trial]):
+            if row["keys"] and row["written"] + row["filled"] >= row["elements"]:
+                ways.setdefault(row["name"], set()).add(tuple(sorted(map(_native, row["keys"]))))
     formulas = sizes.formulas()
     return {
         row["name"]: Parameter(
             row["name"],
             tuple(formulas.get(size, str(size)) for size in row["shape"]),
-            tuple(sorted(parts.get(row["name"], ()))),
+            tuple(sorted(ways.get(row["name"], ()))),
             row["kind"] == "attribute",
         )
         for row in sorted(_own(seen[owner]), key=lambda row: row["name"])
@@ -251,7 +253,7 @@ def _rows(of: str, prefix: str, trial: Mapping[str, Any], built: Mapping[str, Pa
         return []
     rows = []
     for key, seen in trial["keys"].items():
-        usual = {name for name, parameter in built.items() if _native(key) in parameter.parts}
+        usual = {name for name, parameter in built.items() if parameter.takes(_native(key))}
         name = key.removeprefix(prefix)
         into = {name: tuple(seen["into"])} if set(seen["into"]) != usual and seen["fate"] == "used" else {}
         rows.append(KeyRow(prefix, of, seen["fate"], (name,), bool(seen["said"]), into))
@@ -284,20 +286,16 @@ def _condition(
     trial = seen[name]
     if trial["error"]:
         return Condition(condition.when, error=trial["error"])
-    built = _parameters(seen, name, (), condition.sizes)
-    for extra in (f"layers.0. {name}", f"legacy {name}"):
-        if extra in seen:
-            for parameter, more in _parameters(seen, extra, (), condition.sizes).items():
-                parts = tuple(sorted({*built[parameter].parts, *more.parts}))
-                built[parameter] = dataclasses.replace(more, parts=parts)
+    extras = [extra for extra in (f"layers.0. {name}", f"legacy {name}") if extra in seen and not seen[extra]["error"]]
+    built = _parameters(seen, name, extras, condition.sizes)
     # Where nothing new fills a parameter of unchanged shape it is as before.
     sizes = {what: size for size, what in condition.sizes.formulas().items()}
     sizes["vocab"] = condition.sizes.vocab  # it has no formula left where the draft vocabulary is as large
     built = {n: base[n] if n in base and _unchanged(base[n], p, sizes) else p for n, p in built.items()}
     before = {(row.of, row.prefix, row.names[0]): row for row in keys}
     changed = []
-    for source in (name, f"layers.0. {name}", f"legacy {name}"):
-        for key, row in seen.get(source, {"keys": {}})["keys"].items():
+    for source in (name, *extras):
+        for key, row in seen[source]["keys"].items():
             prefix = next((p for p in (NATIVE, "layers.0.", "layers.1.") if key.startswith(p)), "")
             of = "layer" if prefix else "top"
             one = _rows(of, prefix, {"error": "", "keys": {key: row}}, built)[0]
@@ -312,7 +310,7 @@ def _condition(
 def _unchanged(before: Parameter, now: Parameter, sizes: Mapping[str, int]) -> bool:
     """Say whether a parameter is of the shape that its formula gives under these sizes, and filled by nothing new."""
     shape = tuple(str(sizes.get(part, part)) for part in before.shape)
-    return shape == tuple(str(sizes.get(part, part)) for part in now.shape) and set(now.parts) <= set(before.parts)
+    return shape == tuple(str(sizes.get(part, part)) for part in now.shape) and set(now.ways) <= set(before.ways)
 
 
 def _dialect(trial: Mapping[str, Any]) -> str:
@@ -343,4 +341,4 @@ def _spelled(place: Workplace) -> dict[str, list[str]]:
         for word in set(pattern.findall(file.read_text(encoding="utf-8", errors="replace"))):
             found[word].append(name)
     # A word that half the engine spells says nothing about drafters.
-    return {word: files if len(files) <= 12 else [f"{len(files)} files"] for word, files in found.items()}
+    return {word: files if len(files) <= 12 else ["many files"] for word, files in found.items()}

@@ -49,15 +49,20 @@ class KeyRow:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A parameter that the class builds. `shape` in sizes of the config; `parts` the native keys that fill it.
+    """A parameter that the class builds. `shape` in sizes of the config.
 
-    `attribute`: no parameter but a tensor that loading its key leaves on the model, as SGLang does with `d2t`.
+    ways: each of them some keys, natively named, that fill all of it together. `attribute`: no parameter but a tensor
+    that loading its key leaves on the model, as SGLang does with `d2t`.
     """
 
     name: str
     shape: tuple[str, ...]
-    parts: tuple[str, ...]
+    ways: tuple[tuple[str, ...], ...]
     attribute: bool = False
+
+    def takes(self, key: str) -> bool:
+        """Say whether a key, natively named, fills any of it."""
+        return any(key in way for way in self.ways)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +167,7 @@ class Contract:
         return {name: row.fate for row in rows for name in row.names}
 
     def _filled_by(self, canonical: str, conditions: Sequence[Condition]) -> tuple[str, ...]:
-        return tuple(name for name, parameter in self.built(conditions).items() if canonical in parameter.parts)
+        return tuple(name for name, parameter in self.built(conditions).items() if parameter.takes(canonical))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +277,8 @@ def _config_key(row: Mapping[str, Any]) -> ConfigKey:
 
 
 def _parameter(row: Mapping[str, Any]) -> Parameter:
-    return Parameter(row["name"], tuple(row["shape"]), tuple(row["parts"]), row.get("attribute", False))
+    ways = tuple(tuple(way) for way in row["ways"])
+    return Parameter(row["name"], tuple(row["shape"]), ways, row.get("attribute", False))
 
 
 def _key_row(row: Mapping[str, Any]) -> KeyRow:

@@ -56,7 +56,7 @@ def test_parameters_and_what_fills_them(contract):
     built = {parameter.name: parameter for parameter in contract.parameters}
     qkv = built["model.midlayer.self_attn.qkv_proj.weight"]
     assert qkv.shape == ("q+2*kv", "2*hidden")
-    assert qkv.parts == tuple(f"midlayer.self_attn.{part}_proj.weight" for part in "kqv")
+    assert qkv.ways == (tuple(f"midlayer.self_attn.{part}_proj.weight" for part in "kqv"),)
     assert built["model.fc.weight"].shape == ("hidden", "n_aux*target_hidden")
     assert built["hot_token_id"].attribute
 

@@ -271,6 +271,11 @@ def _start_process_state() -> None:
         attention.initialize_dp_attention(**_known(attention.initialize_dp_attention, **offered))
 
 
+def _bare(cls: Any) -> Any:
+    """Return an object whose constructor has not run."""
+    return cls.__new__(cls)
+
+
 class _Llama:
     """As much of a config as process state asks for."""
 
@@ -281,8 +286,9 @@ def _server_args(cls: Any) -> Any:
     """Return the release's server arguments with their defaults; resolving them wants a model and a device."""
     if not dataclasses.is_dataclass(cls):  # from 0.5.20 on a record that construction leaves unresolved
         return cls(model_path="dummy", device="cpu")
-    arguments = object.__new__(cls)
-    for field in dataclasses.fields(cls):
+    fields = dataclasses.fields(cls)
+    arguments = _bare(cls)
+    for field in fields:
         value = field.default if field.default is not dataclasses.MISSING else None
         if field.default_factory is not dataclasses.MISSING:
             value = field.default_factory()
