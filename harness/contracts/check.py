@@ -15,7 +15,7 @@ from harness.checkpoint.read import Checkpoint
 from harness.checkpoint.recognise import Recognition, recognise
 from harness.contracts import shapes
 from harness.contracts.config import IDS, effective, settings
-from harness.contracts.model import Condition, Contract, Fate, split
+from harness.contracts.model import Condition, Contract, Fate, Parameter, numbered, split
 from harness.contracts.trials import NATIVE
 from harness.verdict import Verdict, worst
 
@@ -252,9 +252,15 @@ class _Case:
         text = f"this release has no place for {_some(homeless)} under any name that was tried"
         return f"{text}; the rest: {self.convert}" if len(homeless) < len(names) else f"{text}: use another release"
 
-    def built(self) -> dict[str, Any]:
-        """Return the parameters that the release builds, those of every further decoder layer included."""
+    def built(self) -> dict[str, Parameter]:
+        """Return the parameters that the release builds, those of every further layer and chunk included."""
         built = self.contract.built(self.conditions)
+        last = {name: parameter for name, parameter in built.items() if "fc_norm.2." in name}
+        for chunk in range(3, min(self.about.aux_count or 3, 1000)):
+            key = f"fc_norm.{chunk}."
+            for name, parameter in last.items():
+                ways = tuple(tuple(numbered(part, key) for part in way) for way in parameter.ways)
+                built[numbered(name, key)] = dataclasses.replace(parameter, name=numbered(name, key), ways=ways)
         layers = self.config.get("num_hidden_layers", 1)
         if not isinstance(layers, int):
             return built

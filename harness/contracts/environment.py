@@ -37,7 +37,7 @@ _OWN = ("transformers", "compressed-tensors")
 """Packages that come in the version the release asks for: one reads configs, and both must fit one another. A release
 that asks for any version gets the shared environment's."""
 
-_ALSO = {"sglang": ("gguf", "ipython", "orjson"), "vllm": ()}
+_ALSO = {"sglang": ("gguf", "ipython", "orjson"), "vllm": ("gguf",)}
 """What an engine imports and the shared environment does not have."""
 
 _NOT_AGAIN = ("torch", "triton")

@@ -22,7 +22,10 @@ from harness.contracts.trials import (
 )
 from harness.errors import EvidenceError
 
-__all__ = ["DATA", "Condition", "ConfigKey", "Contract", "Fate", "KeyRow", "Parameter", "render", "shipped", "versions"]
+__all__ = [
+    "DATA", "Condition", "ConfigKey", "Contract", "Fate", "KeyRow", "Parameter", "load", "numbered", "render",
+    "shipped", "split", "versions",
+]  # fmt: skip
 
 DATA = Path(__file__).with_name("data")
 """The reviewed contracts, one file per release: `<engine>-<version>.json`. Made by `draftgate contract derive`."""
@@ -147,7 +150,8 @@ class Contract:
             fates = {self._listed(kind, stand_in, name, conditions) for stand_in in UNKNOWN[kind]}
             return fates.pop() if len(fates) == 1 else Fate("unknown")
         found = self._listed(kind, prefix.listed, name, conditions)
-        return dataclasses.replace(found, into=tuple(prefix.actual(into) for into in found.into))
+        into = tuple(numbered(prefix.actual(parameter), key) for parameter in found.into)
+        return dataclasses.replace(found, into=into, canonical=numbered(found.canonical, key))
 
     def _listed(self, kind: str, prefix: str, name: str, conditions: Sequence[Condition]) -> Fate:
         changed = [row for condition in reversed(conditions) for row in condition.keys]
@@ -186,12 +190,23 @@ class _Prefix:
         return parameter.replace(f"layers.{listed[1]}.", f"layers.{written[1]}.")
 
 
+_NUMBERED = re.compile(r"\bfc_norm\.([3-9]|[1-9]\d+)\.")
+"""Chunks beyond the three that were tried."""
+
+
+def numbered(name: str, key: str) -> str:
+    """Return the name of what `fc_norm.2` stands for where a key is of a later chunk."""
+    later = _NUMBERED.search(key)
+    return name.replace("fc_norm.2.", later[0]) if later else name
+
+
 @functools.cache
 def split(key: str) -> tuple[str, _Prefix, str]:
     """Split a key into kind (`layer` or `top`), prefix and known name; names never heard of become `unknown_tensor`.
 
-    `layers.N.` is listed as `layers.1.` from 1 on: later layers of one drafter are alike.
+    `layers.N.` is listed as `layers.1.` from 1 on, and `fc_norm.N` as `fc_norm.2` from 2 on: later ones are alike.
     """
+    key = _NUMBERED.sub("fc_norm.2.", key)
     for kind, names, prefixes in (("layer", LAYER_NAMES, LAYER_PREFIXES), ("top", TOP_NAMES, TOP_PREFIXES)):
         name = max((n for n in names if key == n or key.endswith(f".{n}")), key=len, default=None)
         if name is not None and name != "unknown_tensor.weight":

@@ -126,6 +126,12 @@ def test_layer_ids_that_one_runner_does_not_read(made):
     assert finding.remedy == "write it as eagle_aux_hidden_state_layer_ids"
 
 
+def test_chunks_beyond_the_three_that_were_tried():
+    config = {"draft_vocab_size": 192, "fc_norm": True}
+    fate = contract(NEW).fate("fc_norm.4.weight", contract(NEW).holding(config))
+    assert (fate.fate, fate.into, fate.canonical) == ("used", ("model.fc_norm.4.weight",), "fc_norm.4.weight")
+
+
 def test_default_layer_ids_need_not_be_read(made, edited):
     folder, target = edited({"eagle_aux_hidden_state_layer_ids": [2, 4, 5]})
     assert "CHK402" not in codes(judged(NEW, folder, target))

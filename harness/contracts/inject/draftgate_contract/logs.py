@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+class _Printed(io.StringIO):
+    """Keeps what is printed. Some code wants the stream's descriptor, to hand it to another program."""
+
+    def fileno(self) -> int:
+        """Return that of the process's own standard error."""
+        return 2
+
+
 @contextlib.contextmanager
 def heard() -> Iterator[list[str]]:
     """Collect what is said into the list that is yielded. Loggers that do not propagate are heard as well."""
@@ -22,7 +30,7 @@ def heard() -> Iterator[list[str]]:
         said.append(f"{record.levelname} {record.name}: {record.getMessage()}")
         original(logger, record)
 
-    printed = io.StringIO()
+    printed = _Printed()
     root = logging.getLogger()
     level = root.level
     root.setLevel(logging.INFO)  # what a server runs at
