@@ -10,6 +10,7 @@ from pathlib import Path
 import harness
 from harness.canary import cli as canary
 from harness.checkpoint import cli as inspect
+from harness.contracts import cli as contracts
 from harness.errors import HarnessError, UsageError
 
 __all__ = ["main"]
@@ -66,6 +67,10 @@ def _parser() -> argparse.ArgumentParser:
 
     inspect.add_parser(commands)
     commands.choices["inspect"].set_defaults(call=lambda arguments, _: inspect.run(arguments))
+
+    contracts.add_parsers(commands)
+    commands.choices["check"].set_defaults(call=lambda arguments, _: contracts.run_check(arguments))
+    commands.choices["contract"].set_defaults(call=lambda arguments, _: contracts.run_contract(arguments))
     return parser
 
 

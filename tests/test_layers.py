@@ -8,7 +8,7 @@ import pytest
 import harness
 
 ROOT = Path(harness.__file__).parent
-ORDER = ("servers", "probe", "canary", "measure", "pairs", "checkpoint", "engines", "gate", "report")
+ORDER = ("servers", "probe", "canary", "measure", "pairs", "checkpoint", "engines", "contracts", "gate", "report")
 COMMON = {"errors", "files", "steps", "verdict"}
 
 
@@ -39,6 +39,9 @@ def test_every_package_has_its_place():
     assert {path.stem for path in ROOT.glob("*.py")} == COMMON | {"__init__", "cli"}
 
 
-def test_the_probe_imports_nothing_of_the_harness():
-    for path in (ROOT / "probe" / "inject").rglob("*.py"):
+@pytest.mark.parametrize("package", ["probe", "contracts"])
+def test_what_runs_in_an_engine_imports_nothing_of_the_harness(package):
+    files = list((ROOT / package / "inject").rglob("*.py"))
+    assert files
+    for path in files:
         assert not imports(path), path

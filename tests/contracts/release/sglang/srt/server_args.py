@@ -1,0 +1,7 @@
+import dataclasses
+
+
+@dataclasses.dataclass
+class ServerArgs:
+    model_path: str
+    device: str = "cuda"

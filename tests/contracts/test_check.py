@@ -1,0 +1,236 @@
+"""The static check says what a release does with a drafter, and never passes what it does not know."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from harness.canary import faults
+from harness.canary.build import build
+from harness.canary.spec import CanarySpec
+from harness.checkpoint import read
+from harness.cli import main
+from harness.contracts import check as checking
+from harness.contracts import model
+from harness.contracts.check import CODES, check
+from harness.verdict import Verdict
+
+OLD, NEW, VLLM = "sglang==0.5.1", "sglang==0.5.12", "vllm==0.32.0"
+
+
+def contract(release):
+    engine, _, version = release.partition("==")
+    found = model.shipped(engine, version)
+    assert found is not None, f"no contract of {release} ships"
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Return a function that builds a canary pair with these choices, once."""
+    root, kept = tmp_path_factory.mktemp("pairs"), {}
+
+    def make(**choices):
+        spec = CanarySpec("check", **{"dialect": "specforge", **choices})
+        if spec.fingerprint not in kept:
+            kept[spec.fingerprint] = build(spec, root / spec.fingerprint[:12])
+        return kept[spec.fingerprint]
+
+    return make
+
+
+@pytest.fixture
+def edited(made, tmp_path):
+    """Return a function that copies a pair's drafter, with changes to its config and its tensors."""
+
+    def edit(config=None, tensors=None, **choices):
+        pair = made(**choices)
+        folder = tmp_path / "drafter"
+        shutil.copytree(pair.drafter, folder)
+        values = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**values, **(config or {})}))
+        if tensors:
+            with safe_open(folder / "model.safetensors", framework="np") as file:
+                held = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            save_file(tensors(held), folder / "model.safetensors")
+        return folder, pair.target
+
+    return edit
+
+
+def codes(report, verdict=None):
+    return {finding.code for finding in report.findings if verdict in (None, finding.verdict)}
+
+
+def judged(release, drafter, target=None):
+    return check(read(drafter), read(target) if target else None, contract(release))
+
+
+@pytest.mark.parametrize("release", [OLD, NEW, VLLM])
+def test_a_drafter_in_its_native_names_passes(made, release):
+    pair = made()
+    report = judged(release, pair.drafter, pair.target)
+    assert report.verdict is Verdict.PASS
+    assert codes(report) == {"CHK204", "CHK303"}
+    assert sum(fate.fate == "used" for fate in report.fates.values()) == 14
+
+
+def test_the_incident(made):
+    """`layers.0.*` under SGLang's architecture: dropped in silence by 0.5.1, loaded by 0.5.12 and by vLLM."""
+    pair = made(dialect="modelopt")
+    report = judged(OLD, pair.drafter, pair.target)
+    dropped = next(finding for finding in report.findings if finding.code == "CHK201")
+    unfilled = next(finding for finding in report.findings if finding.code == "CHK301")
+    assert (report.verdict, len(dropped.names), len(unfilled.names)) == (Verdict.FAIL, 10, 7)
+    assert all(name.startswith("layers.0.") for name in dropped.names)
+    assert all(name.startswith("model.midlayer.") for name in unfilled.names)
+    assert "--to sglang --engine-version 0.5.1" in dropped.remedy
+    assert judged(NEW, pair.drafter, pair.target).verdict is Verdict.PASS
+    assert judged(VLLM, pair.drafter, pair.target).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("release", "code"), [(OLD, "CHK201"), (NEW, "CHK201"), (VLLM, "CHK203")])
+def test_a_prefix_that_nobody_knows(made, tmp_path, release, code):
+    broken = faults.apply("rename-prefix", made().drafter, tmp_path / "broken", "draft_head.block.")
+    report = judged(release, broken)
+    finding = next(finding for finding in report.findings if finding.code == code)
+    assert finding.where == "draft_head.block.*"
+    assert len(finding.names) == 10
+
+
+def test_speculators_config_on_an_engine_that_cannot_read_it(made):
+    pair = made(dialect="speculators", aux_layers=(1, 3, 6), aux_ids="top-level", attention_bias=True)
+    report = judged(NEW, pair.drafter, pair.target)
+    by_code = {finding.code: finding for finding in report.findings}
+    assert {"CHK101", "CHK201", "CHK402", "CHK403"} <= codes(report, Verdict.FAIL)
+    assert {name.rpartition(".")[2] for name in by_code["CHK201"].names} == {"bias"}
+    assert "no place for" in by_code["CHK201"].remedy
+    assert by_code["CHK403"].remedy == "write [0, 2, 5]"
+    assert judged(VLLM, pair.drafter, pair.target).verdict is Verdict.PASS
+
+
+def test_a_setting_that_no_source_file_spells_is_ignored(made):
+    report = judged(NEW, made(norm_before_residual=True).drafter)
+    assert codes(report, Verdict.FAIL) == {"CHK401"}
+    assert judged(VLLM, made(norm_before_residual=True).drafter).verdict is Verdict.PASS
+
+
+def test_layer_ids_that_one_runner_does_not_read(made):
+    pair = made(aux_layers=(1, 3, 6), aux_ids="nested")
+    report = judged(VLLM, pair.drafter, pair.target)
+    finding = next(finding for finding in report.findings if finding.code == "CHK402")
+    assert "model runner V2" in finding.summary
+    assert finding.remedy == "write it as eagle_aux_hidden_state_layer_ids"
+
+
+def test_chunks_beyond_the_three_that_were_tried():
+    config = {"draft_vocab_size": 192, "fc_norm": True}
+    fate = contract(NEW).fate("fc_norm.4.weight", contract(NEW).holding(config))
+    assert (fate.fate, fate.into, fate.canonical) == ("used", ("model.fc_norm.4.weight",), "fc_norm.4.weight")
+
+
+def test_default_layer_ids_need_not_be_read(made, edited):
+    folder, target = edited({"eagle_aux_hidden_state_layer_ids": [2, 4, 5]})
+    assert "CHK402" not in codes(judged(NEW, folder, target))
+
+
+def test_an_architecture_that_reaches_the_targets_class(made):
+    report = judged(NEW, made(dialect="yuhuili").drafter)
+    assert codes(report, Verdict.FAIL) == {"CHK102"}
+    assert '"architectures": ["LlamaForCausalLMEagle3"]' in report.findings[0].remedy
+
+
+def test_every_missing_tensor_is_named(edited, made):
+    names = [name for name in read(made().drafter).tensors if name not in ("t2d", "d2t")]
+    for name in names:
+        folder = made().drafter
+        checkpoint = read(folder)
+        rest = {key: tensor for key, tensor in checkpoint.tensors.items() if key != name}
+        report = check(_With(checkpoint, rest), None, contract(NEW))
+        assert codes(report, Verdict.FAIL) == {"CHK301"}, name
+
+
+class _With:
+    """A checkpoint with other tensors than its files have."""
+
+    def __init__(self, checkpoint, tensors):
+        self._checkpoint = checkpoint
+        self.tensors = tensors
+
+    def __getattr__(self, name):
+        return getattr(self._checkpoint, name)
+
+
+def test_a_smaller_draft_vocabulary_without_d2t(edited):
+    folder, _ = edited(tensors=lambda held: {k: v for k, v in held.items() if k != "d2t"})
+    assert "CHK302" in codes(judged(NEW, folder), Verdict.FAIL)
+
+
+def test_shapes_against_the_config(edited):
+    def shorten(held):
+        key = next(name for name in held if name.endswith("q_proj.weight"))
+        return {**held, key: held[key][:-8]}
+
+    folder, _ = edited(tensors=shorten)
+    report = judged(NEW, folder)
+    assert codes(report, Verdict.FAIL) == {"CHK501"}
+
+
+def test_a_target_of_another_width_vocabulary_and_length(edited, made, tmp_path):
+    folder, target = edited()
+    other = tmp_path / "target"
+    shutil.copytree(target, other)
+    config = json.loads((other / "config.json").read_text())
+    config |= {"hidden_size": 512, "vocab_size": 640, "max_position_embeddings": 8192}
+    (other / "config.json").write_text(json.dumps(config))
+    report = judged(NEW, folder, other)
+    assert {"CHK502", "CHK503"} <= codes(report, Verdict.FAIL)
+    assert "CHK404" in codes(report)
+
+
+def test_what_is_not_known_is_never_a_pass(made, edited):
+    folder, target = edited({"hidden_size": None})
+    assert codes(judged(NEW, folder), Verdict.INVALID) == {"CHK504"}
+    assert codes(judged(NEW, target)) == {"CHK002"}
+    assert checking.unknown_release("sglang==0.0.1", []).verdict is Verdict.INVALID
+    odd = dataclasses.replace(contract(NEW), keys=tuple(r for r in contract(NEW).keys if r.prefix != "decoder."))
+    report = check(read(made().drafter), None, dataclasses.replace(odd, keys=()))
+    assert "CHK003" in codes(report, Verdict.INVALID)
+
+
+def test_the_command(made, capsys, tmp_path):
+    pair = made(dialect="modelopt")
+    path, target = str(pair.drafter), str(pair.target)
+    assert main(["check", path, "--target", target, "--engine", NEW]) == 0
+    assert main(["check", path, "--target", target, "--engine", NEW, "--engine", OLD]) == 1
+    assert main(["check", path, "--engine", "sglang==0.0.1"]) == 3
+    assert main(["check", path, "--engine", "trt==1"]) == 2
+    assert main(["check", path]) == 2
+    assert main(["check", str(tmp_path / "nothing"), "--engine", NEW]) == 2
+    (tmp_path / "broken.json").write_text("{}")
+    assert main(["check", path, "--contract", str(tmp_path / "broken.json")]) == 3
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("form", ["json", "sarif", "github", "text"])
+def test_formats_say_the_same(made, capsys, form):
+    path = str(made(dialect="modelopt").drafter)
+    assert main(["check", path, "--engine", OLD, "--format", form]) == 1
+    text = capsys.readouterr().out
+    if form == "json":
+        report = json.loads(text)["reports"][0]
+        assert report["verdict"] == "FAIL"
+        assert report["keys"]["layers.0.hidden_norm.weight"]["fate"] == "dropped"
+        assert report["parameters"]["model.midlayer.hidden_norm.weight"] is False
+    elif form == "sarif":
+        run = json.loads(text)["runs"][0]
+        assert {rule["id"] for rule in run["tool"]["driver"]["rules"]} == set(CODES)
+        assert {"CHK201", "CHK301"} <= {result["ruleId"] for result in run["results"] if result["level"] == "error"}
+    elif form == "github":
+        assert sum(line.startswith("::error ") for line in text.splitlines()) == 2
+        assert all(line.startswith("::") for line in text.splitlines())
+    else:
+        assert "FAIL         sglang==0.5.1: 14 keys (10 dropped, 4 used), 3 of 11 parameters filled" in text
