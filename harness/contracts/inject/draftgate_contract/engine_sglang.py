@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import excerpt, stubs
+from . import excerpt, processor, stubs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -188,8 +188,7 @@ def _tolerant_registration() -> Iterator[None]:
         module = importlib.import_module(holder) if holder.startswith("triton") else _attribute(torch, holder)
         if not hasattr(module, name):
             setattr(module, name, stubs.make(f"{holder}.{name}"))
-    if not hasattr(torch._C._cpu, "_is_amx_tile_supported"):  # noqa: SLF001 -- releases ask it by this name
-        torch._C._cpu._is_amx_tile_supported = lambda: False  # noqa: SLF001 -- as above; no means no fast path
+    processor.answer()
     try:
         yield
     finally:

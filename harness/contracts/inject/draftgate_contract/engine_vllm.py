@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import excerpt, stubs
+from . import excerpt, processor, stubs
 
 STUBBED = ("torchvision",)
 """From the package index it is compiled against another build of torch."""
@@ -38,6 +38,13 @@ def _call_it_a_cpu_build() -> None:
     importlib.metadata.version = version
 
 
+def _inspect_in_this_process() -> None:
+    """Let the registry look at a class here: the process that it starts for it lacks what is prepared in this one."""
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+    if hasattr(registry, "_run_in_subprocess"):
+        registry._run_in_subprocess = lambda function: function()  # noqa: SLF001 -- the seam there is
+
+
 class VLLM:
     """One release, on its CPU platform."""
 
@@ -45,7 +52,9 @@ class VLLM:
 
     def __init__(self) -> None:
         stubs.Finder(STUBBED, ()).install()
+        processor.answer()
         _call_it_a_cpu_build()
+        _inspect_in_this_process()
         self.version = str(importlib.import_module("vllm").__version__)
         self._parallel = importlib.import_module("vllm.distributed.parallel_state")
         self._configs: dict[tuple[str, str], Any] = {}
