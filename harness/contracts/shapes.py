@@ -66,23 +66,28 @@ def _positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def _size(config: Mapping[str, Any], key: str, otherwise: int) -> int:
+    value = config.get(key)
+    return int(value) if _positive(value) else otherwise  # type: ignore[arg-type]  # _positive says that it is a number
+
+
 def _sizes(drafter: Checkpoint, config: Mapping[str, Any], target: Checkpoint | None) -> Sizes:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    head_dim = config.get("head_dim") or hidden // heads
-    theirs = body(target.config).get("hidden_size") if target else None
-    wide = config.get("target_hidden_size") or theirs or hidden
+    head_dim = _size(config, "head_dim", hidden // heads)
+    theirs = _size(body(target.config), "hidden_size", hidden) if target else hidden
+    wide = _size(config, "target_hidden_size", theirs)
     ids = _ids(config)
     fc = next((tensor.shape for key, tensor in drafter.tensors.items() if split(key)[2] == "fc.weight"), ())
-    fitting = fc[1] // wide if len(fc) == 2 and _positive(wide) and fc[1] % wide == 0 else None
+    fitting = fc[1] // wide if len(fc) == 2 and fc[1] % wide == 0 else None
     return Sizes(
         hidden=hidden,
         target_hidden=wide,
         q=heads * head_dim,
-        kv=(config.get("num_key_value_heads") or heads) * head_dim,
+        kv=_size(config, "num_key_value_heads", heads) * head_dim,
         head_dim=head_dim,
         intermediate=config["intermediate_size"],
         vocab=config["vocab_size"],
-        draft_vocab=config.get("draft_vocab_size") or config["vocab_size"],
+        draft_vocab=_size(config, "draft_vocab_size", config["vocab_size"]),
         aux=ids or fitting or Sizes.aux,
         attention_input=2 * hidden,
     )

@@ -201,6 +201,32 @@ def test_what_is_not_known_is_never_a_pass(made, edited):
     assert "CHK003" in codes(report, Verdict.INVALID)
 
 
+JUNK = ["x", -1, 0, [], {}, None, True, 1e9, [1, "a"], {"a": {}}, 10**30]
+
+
+@pytest.mark.parametrize("dialect", ["specforge", "speculators", "modelopt"])
+def test_no_config_is_too_odd_to_be_judged(made, dialect):
+    """Whatever stands in a config, the check ends with a verdict; a drafter with its sizes gone never passes."""
+    pair = made(dialect=dialect, aux_ids="nested" if dialect == "modelopt" else "none")
+    checkpoint, target = read(pair.drafter), read(pair.target)
+    paths = [(key,) for key in checkpoint.config]
+    paths += [(key, inner) for key, value in checkpoint.config.items() if isinstance(value, dict) for inner in value]
+    for path in paths:
+        for junk in JUNK:
+            config = json.loads(json.dumps(checkpoint.config))
+            owner = config
+            for key in path[:-1]:
+                owner = owner[key]
+            owner[path[-1]] = junk
+            odd = dataclasses.replace(checkpoint, config=config)
+            other = dataclasses.replace(target, config={**target.config, path[-1]: junk})
+            for release in (NEW, VLLM):
+                check(checkpoint, other, contract(release))
+                verdict = check(odd, target, contract(release)).verdict
+                if path[-1] in ("hidden_size", "vocab_size", "num_attention_heads", "intermediate_size"):
+                    assert verdict is not Verdict.PASS, (path, junk)
+
+
 def test_the_command(made, capsys, tmp_path):
     pair = made(dialect="modelopt")
     path, target = str(pair.drafter), str(pair.target)
