@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -143,7 +144,7 @@ class _Case:
     where: str
     config: Mapping[str, Any]
 
-    @property
+    @functools.cached_property
     def conditions(self) -> list[Condition]:
         """The settings of the config that the release was tried with."""
         return self.contract.holding(self.config)
