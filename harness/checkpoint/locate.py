@@ -10,8 +10,7 @@ import collections
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
@@ -30,13 +29,13 @@ _INDEX_LIMIT = 256 << 20
 """Bytes. An index takes about 100 bytes a tensor."""
 _PIECE = 1 << 15
 
-Index: TypeAlias = Mapping[str, AbstractSet[str]]
+Index: TypeAlias = dict[str, set[str]]
 """Names of tensors, by the file that an index says they are in."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The files of a checkpoint. `index_file` and what it says are None where there is none.
+    """The files of a checkpoint. `index_file` is None where there is none.
 
     `unlisted` are weight files of the folder that the index does not name. `repository` and `revision` are set for a
     Hugging Face cache.
@@ -46,14 +45,13 @@ class Files:
     shards: tuple[Path, ...]
     config: Path | None
     index_file: Path | None = None
-    index: Index | None = None
     unlisted: tuple[str, ...] = ()
     repository: str = ""
     revision: str = ""
 
 
-def locate(where: str | os.PathLike[str]) -> Files:
-    """Find the files of a checkpoint.
+def locate(where: str | os.PathLike[str]) -> tuple[Files, Index | None]:
+    """Find the files of a checkpoint, and read its index if it has one.
 
     `where` is a .safetensors file, its index, a folder with either, a folder `models--ORG--NAME` of a Hugging Face
     cache, or the name ORG/NAME of a repository that the cache holds.
@@ -70,7 +68,7 @@ def locate(where: str | os.PathLike[str]) -> Files:
         ) from error
 
 
-def _locate(where: str | os.PathLike[str]) -> Files:
+def _locate(where: str | os.PathLike[str]) -> tuple[Files, Index | None]:
     path = Path(where).expanduser()
     if path.is_dir():
         return _cached(path) if _is_cache(path) else _folder(path)
@@ -93,9 +91,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
     """
     try:
-        found = Scanner(_content(path, _CONFIG_LIMIT))
-        value = found.value()
-        found.end()
+        value = _strict(_content(path, _CONFIG_LIMIT))
     except JsonError as error:
         raise CheckpointError(
             f"{path}: byte {error.offset}: cannot be read as JSON: {error.why}", remedy="repair or download it again"
@@ -119,15 +115,15 @@ def _content(path: Path, limit: int) -> bytes:
     return raw
 
 
-def _file(path: Path) -> Files:
+def _file(path: Path) -> tuple[Files, Index | None]:
     """Return a checkpoint of the one file that was named; its folder is asked for nothing but the config."""
     refuse_pickle(path)
     if path.name.endswith(_INDEX_SUFFIX):
         return _indexed(path.parent, path)
-    return Files(path.parent, (path,), _config(path.parent))
+    return Files(path.parent, (path,), _config(path.parent)), None
 
 
-def _folder(folder: Path) -> Files:
+def _folder(folder: Path) -> tuple[Files, Index | None]:
     indices = sorted(path for path in folder.iterdir() if path.name.endswith(_INDEX_SUFFIX))
     if (folder / INDEX) in indices:
         return _indexed(folder, folder / INDEX)
@@ -145,7 +141,7 @@ def _folder(folder: Path) -> Files:
             f"{folder}: no *.safetensors files",
             remedy="give a folder with safetensors files; convert pickled checkpoints first",
         )
-    return Files(folder, tuple(_contained(folder, path.name) for path in shards), _config(folder))
+    return Files(folder, tuple(_contained(folder, path.name) for path in shards), _config(folder)), None
 
 
 def _weights(folder: Path) -> list[Path]:
@@ -157,7 +153,7 @@ def _config(folder: Path) -> Path | None:
     return _contained(folder, path.name) if os.path.lexists(path) else None
 
 
-def _indexed(folder: Path, file: Path) -> Files:
+def _indexed(folder: Path, file: Path) -> tuple[Files, Index | None]:
     index = _read_index(_contained(folder, file.name))
     names = sorted(index)
     for name in names:
@@ -177,18 +173,12 @@ def _indexed(folder: Path, file: Path) -> Files:
         )
     shards = tuple(_contained(folder, name) for name in names)
     unlisted = tuple(path.name for path in _weights(folder) if path.name not in names)
-    return Files(folder, shards, _config(folder), file, index, unlisted)
+    return Files(folder, shards, _config(folder), file, unlisted), index
 
 
-_WEIGHT_MAP = re.compile(rb'"weight_map"[ \t\n\r]*:[ \t\n\r]*')
+_WEIGHT_MAP = re.compile(rb'"weight_map"[ \t\n\r]*:[ \t\n\r]*\{')
 _REST_LIMIT = 1 << 20
 """Bytes of an index beside its map, which are read in Python."""
-
-
-class _Index(msgspec.Struct):
-    weight_map: msgspec.Raw
-
-
 _STRINGS: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
 
 
@@ -200,41 +190,44 @@ def _read_index(file: Path) -> Index:
 
 
 def _quick_index(raw: bytes) -> Index | None:
-    """Decode an index, or return None for `explain_index` to read, or refuse, it.
+    """Decode an index whose last key is its map, or return None for `explain_index` to read, or refuse, it.
 
     A piece at a time: one table of 200,000 names does not fit a processor's cache, and takes three times as long. Equal
     keys show in the number of quotation marks, which nothing escapes, unless they name two files; then one of those
-    does not have the tensor, or both have it, which `read` refuses. What else there is in an index is read strictly:
-    msgspec skips it unseen.
+    does not have the tensor, or both have it, which `read` refuses.
     """
     match = _WEIGHT_MAP.search(raw)
-    if b"\\" in raw or match is None:
+    if match is None or b"\\" in raw:
         return None
+    begin, end = match.end(), raw.rfind(b"}", match.end(), raw.rfind(b"}"))
+    rest = raw[:begin] + raw[end:]
     found: dict[str, set[str]] = collections.defaultdict(set)
     try:
-        part = bytes(msgspec.json.decode(raw, type=_Index).weight_map)
-        rest = raw[: match.end()] + b"{}" + raw[match.end() + len(part) :]
-        if not raw.startswith(part, match.end()) or len(rest) > _REST_LIMIT:
+        if end < 0 or len(rest) > _REST_LIMIT:
             return None
-        scanner = Scanner(rest)
-        scanner.value()
-        scanner.end()
-        for piece in _pieces(part):
+        _strict(rest)
+        for piece in _pieces(raw, begin, end):
             names = _STRINGS.decode(piece)
             for place in (places := set(names.values())):
                 found[place].update(names if len(places) == 1 else [name for name in names if names[name] == place])
-    except (msgspec.DecodeError, RecursionError, JsonError):
+    except (msgspec.DecodeError, JsonError):
         return None
-    return found if part.count(b'"') == 4 * sum(map(len, found.values())) else None
+    return found if raw.count(b'"', begin, end) == 4 * sum(map(len, found.values())) else None
 
 
-def _pieces(part: bytes) -> Iterator[bytes]:
-    """Cut a JSON object of strings between two members. A string that begins with a comma makes it no JSON."""
-    begin = part.find(b"{") + 1
-    while (end := part.find(b'",', begin + _PIECE)) >= 0:
-        yield b"{" + part[begin : end + 1] + b"}"
-        begin = end + 2
-    yield b"{" + part[begin:]
+def _strict(raw: bytes) -> Any:
+    scanner = Scanner(raw)
+    value = scanner.value()
+    scanner.end()
+    return value
+
+
+def _pieces(raw: bytes, begin: int, end: int) -> Iterator[bytes]:
+    """Cut the members of a JSON object into objects of some 32 kB. One that is cut within a string is no JSON."""
+    while (cut := raw.find(b'",', begin + _PIECE, end)) >= 0:
+        yield b"{" + raw[begin : cut + 1] + b"}"
+        begin = cut + 2
+    yield b"{" + raw[begin:end] + b"}"
 
 
 def explain_index(file: Path) -> Index:
@@ -294,7 +287,7 @@ def _is_cache(path: Path) -> bool:
     return path.name.startswith("models--") and (path / "snapshots").is_dir()
 
 
-def _cached(folder: Path) -> Files:
+def _cached(folder: Path) -> tuple[Files, Index | None]:
     """Return the snapshot that `refs/main` names, or the only one."""
     repository = folder.name.removeprefix("models--").replace("--", "/")
     snapshots = folder / "snapshots"
@@ -313,4 +306,5 @@ def _cached(folder: Path) -> Files:
         raise CheckpointError(
             f"{folder}: no refs/main, and {len(known)} snapshots", remedy="name one of the folders in snapshots"
         )
-    return dataclasses.replace(_folder(snapshots / revision), repository=repository, revision=revision)
+    files, index = _folder(snapshots / revision)
+    return dataclasses.replace(files, repository=repository, revision=revision), index

@@ -1,5 +1,6 @@
 """`draftgate inspect`: what it prints, as text and as JSON, and its exit statuses."""
 
+import dataclasses
 import io
 import json
 import os
@@ -18,7 +19,9 @@ from harness.checkpoint import inspection, show
 
 @pytest.fixture(scope="module")
 def canary(tmp_path_factory):
-    return build(SHIPPED["aux-layers"], tmp_path_factory.mktemp("canary") / "pair")
+    return build(
+        dataclasses.replace(SHIPPED["aux-layers"], dialect="yuhuili"), tmp_path_factory.mktemp("canary") / "pair"
+    )
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def test_a_drafter_as_text(inspect, canary):
     assert (status, err) == (0, "")
     for text in (
         "EAGLE-3 [tensors midlayer.hidden_norm.weight]",
-        "specforge, layers named midlayer.*",
+        "yuhuili, layers named midlayer.*",
         "3 hidden states of 256, layers: eagle_config.eagle_aux_hidden_state_layer_ids [1, 3, 6]",
         "draft 33 of 512: d2t maps 33, t2d marks 33",
         "LlamaForCausalLM, model_type llama, hidden_size 256",

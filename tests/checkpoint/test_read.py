@@ -1,5 +1,6 @@
 """Reading checkpoints: folders, indices, caches, and what is wrong with them named by file."""
 
+import gc
 import json
 import shutil
 
@@ -68,6 +69,20 @@ def test_digest_changes_with_content(folder, what):
     else:
         (folder / "config.json").write_text('{"hidden_size": 5}')
     assert checkpoint.read(folder).digest != before
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_left_as_it_was(folder, enabled):
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        checkpoint.read(folder)
+        with pytest.raises(CheckpointError):
+            checkpoint.read(folder / "nowhere")
+        assert gc.isenabled() == enabled
+        assert gc.get_freeze_count() == 0
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_one_file(folder):

@@ -107,13 +107,18 @@ def test_right_json_is_read(value, ascii_only):
     assert repr(oracle.text(text)) == repr(json.loads(text))
 
 
-@given(st.dictionaries(st.text(max_size=6), st.sampled_from(["a", "b", ",c"]), max_size=200), st.integers(0, 40))
-def test_an_index_is_cut_into_pieces_without_loss(mapping, piece):
+@given(
+    st.dictionaries(st.text(max_size=6), st.sampled_from(["a", "b", ",c"]), max_size=200),
+    st.integers(0, 40),
+    st.booleans(),
+)
+def test_an_index_is_cut_into_pieces_without_loss(mapping, piece, map_last):
     from harness.checkpoint import locate
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(locate, "_PIECE", piece)
-        found = oracle.index(json.dumps({"metadata": {"weight": "map"}, "weight_map": mapping}).encode())
+        members = [("metadata", {"weight": "map"}), ("weight_map", mapping)]
+        found = oracle.index(json.dumps(dict(members if map_last else reversed(members))).encode())
     assert {name: file for file, names in found.items() for name in names} == mapping
 
 
