@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEAD_ACCEPT_LENGTH",
     "DEAD_CAUSES",
+    "DEAD_MIN_STEPS",
     "MIN_PROMPTS",
     "AcceptanceRun",
     "ExpectedCounts",
