@@ -91,7 +91,8 @@ def _ask(drafter: Checkpoint, target: Checkpoint | None, contract: model.Contrac
     for name in by_code["CHK301"]:
         ways = built[name].ways if name in built else ()
         lacking = [[part for part in way if model.split(part)[2] not in have] for way in ways]
-        missing.update(min(lacking, key=len) if lacking else [name])
+        fewest = min(lacking, key=len) if lacking else [name]
+        missing.update(fewest)
     return Release(
         contract.release,
         tuple(by_code["CHK201"] + by_code["CHK202"]),

@@ -387,9 +387,9 @@ def _dead_text(run: AcceptanceRun) -> str:
     # SGLang's logged rate counted the target's own token up to 0.5.10.post1; see harness/diagnose/acceptance.py.
     length, k = run.totals.accept_length, run.k
     return (
-        f"accept length {length:.2f} (in SGLang's log: accept len: {length:.2f}, accept rate: {(length - 1) / k:.2f}; up "
-        f"to 0.5.10.post1 accept rate: {length / (k + 1):.2f}, where 1/(K+1) = {1 / (k + 1):.2f} is zero drafts "
-        f"accepted). "
+        f"accept length {length:.2f} (in SGLang's log: accept len: {length:.2f}, accept rate: {(length - 1) / k:.2f}; "
+        f"up to 0.5.10.post1 accept rate: {length / (k + 1):.2f}, where 1/(K+1) = {1 / (k + 1):.2f} is zero drafts "
+        "accepted). "
         f"In the order to look: {DEAD_CAUSES}"
     )
 

@@ -77,6 +77,16 @@ def test_the_incident_after_the_keys_are_repaired(diagnose, tmp_path, version):
     assert "--algorithm" in found["next_test"]["command"]
 
 
+def test_ids_that_may_be_the_defaults_do_not_come_before_the_feature(diagnose, tmp_path):
+    """speculators writes 2, 30, 58 at the top of the config: not read by SGLang of the time, and captured anyway."""
+    path = drafter(tmp_path / "drafter", **{IDS: [2, 30, 58]})
+    _, found = diagnose(*INCIDENT, "--engine", "sglang==0.5.8", "--drafter", path)
+    assert (found["first"], statuses(found)["DIA302"]) == ("DIA301", "remains")
+    _, found = diagnose(*INCIDENT, "--engine", "sglang==0.5.8", "--drafter", path, "--target", target(tmp_path / "t"))
+    assert (found["first"], statuses(found)["DIA302"]) == ("DIA301", "remains")
+    assert "may be those defaults" not in grounds(found, "DIA302")
+
+
 def test_the_flag_settles_it(diagnose, tmp_path):
     path = drafter(tmp_path / "drafter")
     engine = ("--engine", "sglang==0.5.8", "--drafter", path)
