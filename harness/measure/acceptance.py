@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEAD_ACCEPT_LENGTH",
     "DEAD_CAUSES",
+    "DEAD_MIN_STEPS",
     "MIN_PROMPTS",
     "AcceptanceRun",
     "ExpectedCounts",
@@ -383,11 +384,12 @@ def _dead(run: AcceptanceRun, minimum: float) -> Finding:
 
 
 def _dead_text(run: AcceptanceRun) -> str:
-    # SGLang's rate counts the target's own token: accept length / (K + 1), so 0.20 at K = 4 is zero.
-    length = run.totals.accept_length
+    # SGLang's logged rate counted the target's own token up to 0.5.10.post1; see harness/diagnose/acceptance.py.
+    length, k = run.totals.accept_length, run.k
     return (
-        f"accept length {length:.2f} (in SGLang's log: accept len: {length:.2f}, accept rate: "
-        f"{length / (run.k + 1):.2f}, where 1/(K+1) = {1 / (run.k + 1):.2f} is zero drafts accepted). "
+        f"accept length {length:.2f} (in SGLang's log: accept len: {length:.2f}, accept rate: {(length - 1) / k:.2f}; "
+        f"up to 0.5.10.post1 accept rate: {length / (k + 1):.2f}, where 1/(K+1) = {1 / (k + 1):.2f} is zero drafts "
+        "accepted). "
         f"In the order to look: {DEAD_CAUSES}"
     )
 
