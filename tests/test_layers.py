@@ -8,7 +8,19 @@ import pytest
 import harness
 
 ROOT = Path(harness.__file__).parent
-ORDER = ("servers", "probe", "canary", "measure", "pairs", "checkpoint", "engines", "contracts", "gate", "report")
+ORDER = (
+    "servers",
+    "probe",
+    "canary",
+    "measure",
+    "pairs",
+    "checkpoint",
+    "engines",
+    "contracts",
+    "convert",
+    "gate",
+    "report",
+)
 COMMON = {"errors", "files", "steps", "verdict"}
 
 
