@@ -11,6 +11,7 @@ import harness
 from harness.canary import cli as canary
 from harness.checkpoint import cli as inspect
 from harness.contracts import cli as contracts
+from harness.convert import cli as convert
 from harness.diagnose import cli as diagnose
 from harness.errors import HarnessError, UsageError
 
@@ -73,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.choices["check"].set_defaults(call=lambda arguments, _: contracts.run_check(arguments))
     commands.choices["contract"].set_defaults(call=lambda arguments, _: contracts.run_contract(arguments))
 
+    convert.add_parser(commands)
+    commands.choices["convert"].set_defaults(call=lambda arguments, _: convert.run(arguments))
     diagnose.add_parser(commands)
     commands.choices["diagnose"].set_defaults(call=lambda arguments, _: diagnose.run(arguments))
     return parser

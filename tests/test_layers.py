@@ -17,6 +17,7 @@ ORDER = (
     "checkpoint",
     "engines",
     "contracts",
+    "convert",
     "gate",
     "report",
     "diagnose",

@@ -246,8 +246,10 @@ def _holds(when: str, config: Mapping[str, Any]) -> bool:
         return bool(value == config.get("vocab_size"))
     if path == "num_hidden_layers":
         return isinstance(value, int) and value > 1
+    # Both engines count by that key before they count ids (vLLM 0.32.0, SGLang 0.5.23: models/llama_eagle3.py).
+    counted = isinstance(value, list) and config.get("num_aux_hidden_states") is not None
     aux = len(value) if isinstance(value, list) else value
-    return bool(aux != Sizes.aux) if "aux" in path else True
+    return bool(aux != Sizes.aux) and not counted if "aux" in path else True
 
 
 def versions(engine: str, data: Path = DATA) -> list[str]:

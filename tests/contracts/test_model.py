@@ -103,6 +103,14 @@ def test_names_never_heard_of(contract):
             {"draft_vocab_size": 1, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4, 5]}},
             {"eagle_config.eagle_aux_hidden_state_layer_ids=[1,3,5,6]"},
         ),
+        (
+            {
+                "draft_vocab_size": 1,
+                "num_aux_hidden_states": 4,
+                "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3, 4]},
+            },
+            set(),
+        ),
         ({"draft_vocab_size": 1, "eagle_config": None}, set()),
     ],
 )

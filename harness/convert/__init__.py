@@ -1,0 +1,1 @@
+"""Rewriting a drafter from one dialect into another: names and config only, never a tensor's bytes."""
