@@ -1,5 +1,7 @@
 """What convert writes for a release passes that release's own contract, or is refused as a loss beforehand."""
 
+import dataclasses
+
 import pytest
 from packaging.version import Version
 
@@ -14,15 +16,18 @@ from tests.convert.support import OPTIONS, write_drafter, write_target
 RELEASES = [(engine, version) for engine in plan.ENGINES for version in model.versions(engine)]
 
 NEVER = "999"
-SGLANG_SINCE = {
-    "norm-before-residual": NEVER,
-    "attention-bias": NEVER,
-    "norm-before-fc": "0.5.20",
-    "fc-norm": "0.5.12",
-    "aux-layers": "0.5.1",
-    "own-embeddings": "0.5.1",  # that drafter names layers, too
+SINCE = {
+    "sglang": {
+        "norm-before-residual": NEVER,
+        "attention-bias": NEVER,
+        "norm-before-fc": "0.5.20",
+        "fc-norm": "0.5.12",
+        "aux-layers": "0.5.1",
+        "own-embeddings": "0.5.1",  # that drafter names layers, too
+    },
+    "vllm": {"attention-bias": "0.17.1", "norm-before-fc": "0.21.0", "fc-norm": "0.25.1"},
 }
-"""Option -> the first release that ships a contract and has it."""
+"""Engine, option -> the first release that ships a contract and has it."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,7 @@ def test_each_release_takes_every_dialect(drafters, target, engine, version):
         assert not [finding for finding in report.findings if finding.code in ("CHK401", "CHK402")]
     # The same of every dialect: what is lost hangs on the release, not on how it was written.
     assert refused == {(dialect, option) for dialect in DIALECTS for _, option in refused}
-    expected = {o for o, since in SGLANG_SINCE.items() if engine == "sglang" and Version(version) < Version(since)}
+    expected = {option for option, since in SINCE[engine].items() if Version(version) < Version(since)}
     assert {option for _, option in refused} == expected
 
 
@@ -84,3 +89,15 @@ def test_what_is_lost_is_gone(drafters, target, option):
     made = convert(drafters["specforge", option], "sglang", "0.5.23", target, [key])
     assert [loss.key for loss in made.lost] == [key]
     assert check.check(made.preview, target, made.contract).verdict is Verdict.PASS
+
+
+def test_a_map_left_at_zero_is_right_for_a_full_vocabulary_only(drafters, target):
+    contract = model.shipped("vllm", "0.28.0")
+    full = convert(drafters["specforge", "full-vocabulary"], "vllm", "0.28.0", target).preview
+    assert check.check(full, target, contract).verdict is Verdict.PASS
+    smaller = convert(drafters["specforge", "plain"], "vllm", "0.28.0", target)
+    smaller = dataclasses.replace(
+        smaller, names={old: new for old, new in smaller.names.items() if new != "d2t"}
+    ).preview
+    found = check.check(smaller, target, contract)
+    assert ("draft_id_to_target_id",) in [finding.names for finding in found.findings if finding.code == "CHK301"]
