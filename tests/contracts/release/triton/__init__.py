@@ -1,0 +1,1 @@
+"""The shared environment's triton, as far as a release is prepared with it."""
