@@ -9,6 +9,7 @@ import ast
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import os
 import socket
@@ -185,7 +186,12 @@ def _tolerant_registration() -> Iterator[None]:
     torch.library.register_fake = fake
     CONFIG_MAPPING.register = lambda key, value, **_: register(key, value, exist_ok=True)
     for holder, name in _ABSENT:
-        module = importlib.import_module(holder) if holder.startswith("triton") else _attribute(torch, holder)
+        if holder.startswith("triton"):
+            if importlib.util.find_spec("triton") is None:  # a CPU build of torch may bring none
+                continue
+            module = importlib.import_module(holder)
+        else:
+            module = _attribute(torch, holder)
         if not hasattr(module, name):
             setattr(module, name, stubs.make(f"{holder}.{name}"))
     processor.answer()

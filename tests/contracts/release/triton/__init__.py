@@ -1,1 +1,0 @@
-"""The shared environment's triton, as far as a release is prepared with it."""
