@@ -93,7 +93,7 @@ def test_auxiliary_ids_written_for_the_other_engine(judge, tmp_path):
     ("args", "named"),
     [
         (["--speculative-eagle-topk", "0"], "topk"),
-        (["--speculative-num-draft-tokens", "9"], "num_draft_tokens"),
+        (["--speculative-num-steps", "2"], "K = 4"),
         (["--no-such-flag"], "no-such-flag"),
     ],
 )
