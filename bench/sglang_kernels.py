@@ -35,8 +35,8 @@ _CANARIES = {"small": 256, "heavy": 48}
 _SCHEDULER = "sglang::scheduler"
 """What SGLang calls the process that runs the models (srt/managers/scheduler.py, 0.5.23)."""
 
-_WORK = "run_batch "
-"""A frame of the scheduler's method that runs a batch, prefill or decode; above it is polling for requests."""
+_WORK = "Scheduler.run_batch ("
+"""How a frame of the method begins that runs a batch, prefill or decode (srt/managers/scheduler.py, 0.5.23)."""
 
 _KERNELS = str(FOLDER / "sgl_kernel")
 _HERTZ = 100
