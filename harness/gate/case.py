@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import checkpoint
+from harness.checkpoint.read import Checkpoint, read
 from harness.engines.base import Adapter, EngineIdentity, Launch
 from harness.errors import CheckpointError, EvidenceError, ServerError, UsageError
 from harness.gate import aux_hidden
@@ -36,8 +36,8 @@ __all__ = ["Case", "Checkpoints", "prepare"]
 class Checkpoints:
     """A pair's two checkpoints on disk; `oracle` is there for canaries only."""
 
-    target: checkpoint.Checkpoint
-    drafter: checkpoint.Checkpoint
+    target: Checkpoint
+    drafter: Checkpoint
     oracle: Oracle | None
     tokenizer: bool
     rebuilt: RebuiltTarget | None = None
@@ -70,7 +70,7 @@ def prepare(pair: Pair, cache: Path, python: Path, progress: Callable[[str], Non
         assert pair.drafter is not None  # noqa: S101
         target, drafter = pair.target, pair.drafter
     has_tokenizer = (target / "tokenizer.json").exists()
-    found = Checkpoints(checkpoint.read(target), checkpoint.read(drafter), oracle, has_tokenizer, rebuilt)
+    found = Checkpoints(read(target), read(drafter), oracle, has_tokenizer, rebuilt)
     _check(pair, found)
     return found
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from harness.canary import SHIPPED, build
+from harness.canary.build import build
+from harness.canary.spec import SHIPPED
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from harness.canary import SHIPPED, CanarySpec, build, load
+from harness.canary.build import build, load
 from harness.canary.layout import EPS, ballast, depth_tag
+from harness.canary.spec import SHIPPED, CanarySpec
 from harness.errors import CheckpointError, UsageError
 
 
@@ -138,7 +139,8 @@ def test_norm_weights_are_far_from_the_default(make_canary):
 PEAK = """
 import resource, sys
 from pathlib import Path
-from harness.canary import SHIPPED, build
+from harness.canary.build import build
+from harness.canary.spec import SHIPPED
 build(SHIPPED[sys.argv[1]], Path(sys.argv[2]))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """

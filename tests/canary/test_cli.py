@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from harness.canary import SHIPPED, load
+from harness.canary.build import load
 from harness.canary.cli import add_parser, run
 from harness.canary.faults import FAULTS
+from harness.canary.spec import SHIPPED
 from harness.errors import HarnessError
 
 

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from harness.canary import SHIPPED
 from harness.canary.dialects import DIALECTS, read_drafter_config
 from harness.canary.faults import tensor_names
 from harness.canary.reference import Scorer
+from harness.canary.spec import SHIPPED
 from harness.errors import CheckpointError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

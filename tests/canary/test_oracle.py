@@ -5,9 +5,8 @@ import json
 
 import pytest
 
-from harness.canary import SHIPPED, Acceptance, CanarySpec, Oracle
-from harness.canary.oracle import _shortest_cycle, make_oracle
-from harness.canary.spec import CODES
+from harness.canary.oracle import Acceptance, Oracle, _shortest_cycle, make_oracle
+from harness.canary.spec import CODES, SHIPPED, CanarySpec
 from harness.errors import CheckpointError, UsageError
 
 SMALL = make_oracle(SHIPPED["small"])

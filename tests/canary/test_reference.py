@@ -79,7 +79,7 @@ def test_a_target_that_says_something_else_is_evidence_of_a_fault(make_canary, t
     tensors = load_file(canary.target / "model.safetensors")
     tensors["lm_head.weight"] = np.roll(tensors["lm_head.weight"], 1, axis=0)
     save_file(tensors, broken / "target" / "model.safetensors")
-    from harness.canary import load
+    from harness.canary.build import load
 
     with pytest.raises(EvidenceError, match="not the oracle's"):
         Scorer(load(broken), [[1, 2, 3]], 8, 4)

@@ -12,8 +12,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from harness import cli
-from harness.canary import SHIPPED, build
+from harness.canary.build import build
 from harness.canary.faults import apply
+from harness.canary.spec import SHIPPED
 from harness.checkpoint import inspection, show
 
 

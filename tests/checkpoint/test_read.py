@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from harness import checkpoint
+from harness.checkpoint import read as checkpoint
+from harness.checkpoint.header import Tensor
 from harness.checkpoint.locate import INDEX
 from harness.errors import CheckpointError
 
@@ -55,7 +56,7 @@ def write_index(folder, weight_map):
 
 def test_headers_config_and_digest(folder):
     found = checkpoint.read(folder)
-    assert found.tensors == {"a": checkpoint.Tensor("F32", (2, 3), (0, 24))}
+    assert found.tensors == {"a": Tensor("F32", (2, 3), (0, 24))}
     assert found.config == {"hidden_size": 4}
     assert found.shard_of("a").path == folder / "model.safetensors"
     assert found.digest == checkpoint.read(folder).digest

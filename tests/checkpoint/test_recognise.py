@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from harness import checkpoint
-from harness.canary import SHIPPED, build
+from harness.canary.build import build
 from harness.canary.dialects import DIALECTS
+from harness.canary.spec import SHIPPED
+from harness.checkpoint import read as checkpoint
 from harness.checkpoint.recognise import METHODS, recognise
 from tests.checkpoint.files import blob
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from harness import checkpoint
-from harness.canary import SHIPPED, build
+from harness.canary.build import build
 from harness.canary.faults import apply
+from harness.canary.spec import SHIPPED
+from harness.checkpoint import read as checkpoint
 from harness.checkpoint import vocabulary
 from harness.checkpoint.recognise import recognise
 

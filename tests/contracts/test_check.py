@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from harness.canary import faults
 from harness.canary.build import build
 from harness.canary.spec import CanarySpec
-from harness.checkpoint import read
+from harness.checkpoint.read import read
 from harness.cli import main
 from harness.contracts import check as checking
 from harness.contracts import model

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.canary import SHIPPED, Acceptance, build
+from harness.canary.build import build
 from harness.canary.dialects import DIALECTS
+from harness.canary.oracle import Acceptance
+from harness.canary.spec import SHIPPED
 
 pytestmark = pytest.mark.engine
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from harness.canary import SHIPPED, build
+from harness.canary.build import build
+from harness.canary.spec import SHIPPED
 from harness.checkpoint.read import read
 from harness.convert import plan, write
 from tests.engine.support import judge_exactly

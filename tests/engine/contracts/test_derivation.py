@@ -8,7 +8,7 @@ import pytest
 
 from harness.canary.build import build
 from harness.canary.spec import CanarySpec
-from harness.checkpoint import read
+from harness.checkpoint.read import read
 from harness.contracts import environment, model
 from harness.contracts.check import check
 from harness.contracts.derive import derive
