@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from harness.errors import EnvironmentFault
 from harness.measure.endpoint import Endpoint
-from harness.servers.spec import ServerSpec
+from harness.servers.spec import Phase, ServerSpec
 
-__all__ = ["Adapter", "BadSign", "EngineIdentity", "Launch", "identify"]
+__all__ = ["Adapter", "BadSign", "EngineIdentity", "Launch", "identify", "server_spec"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +105,39 @@ class Adapter(Protocol):
     def timing_is_meaningful(self, runner: str, device: str) -> str:
         """Return "" if speed can be judged under this runner, else the reason why not."""
         ...
+
+
+_ENV: Mapping[str, str | None] = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "PYTHONUNBUFFERED": "1",
+    # Bytecode halves the import time, which is most of a start-up on a CPU.
+    "PYTHONDONTWRITEBYTECODE": None,
+}
+
+
+def server_spec(
+    launch: Launch,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    phases: tuple[Phase, ...],
+    on_path: Sequence[str] = (),
+) -> ServerSpec:
+    """Return the spec of a launch: the adapter's arguments and variables, then the pair's, which win.
+
+    PYTHONPATH alone is joined: `on_path` comes before the pair's and the probe's.
+    """
+    own = dict(launch.env)
+    path = ":".join(entry for entry in (*on_path, own.pop("PYTHONPATH", "")) if entry)
+    merged = {**_ENV, **env, **own, "PYTHONPATH": path or None}
+    return ServerSpec(
+        name=launch.label,
+        argv=(*argv, *launch.args),
+        env=tuple(sorted(merged.items())),
+        ready_timeout_s=launch.startup_s,
+        phases=phases,
+    )
 
 
 _IDENTIFY = """

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn, Protocol
 
 import requests
 
 from harness.errors import EvidenceError, ServerError
+from harness.measure.endpoint import CounterReading, Endpoint, Prompt
 
-__all__ = ["HttpEndpoint"]
+__all__ = ["HttpEndpoint", "prove"]
 
 _TIMEOUT = (5.0, 300.0)
 """Seconds to connect, and between bytes: far above any request here. A dead server is the watchdog's to notice."""
@@ -70,3 +71,46 @@ class HttpEndpoint:
 
         for family in text_string_to_metric_families(self._read("/metrics", remedy=remedy).text):
             yield from family.samples
+
+
+class _Checked(Endpoint, Protocol):
+    """An endpoint that can also say whether its server is up."""
+
+    def healthy(self) -> bool:
+        """Return whether the server says that it is well."""
+        ...
+
+
+def prove(endpoint: _Checked, *, not_on: str, idle: str) -> Mapping[str, object] | None:
+    """Return proof that a generation went through the draft-and-verify loop; None while the server is not up.
+
+    `/health` alone proves nothing: it answers while drafts are never made. `not_on` and `idle` are the remedies where
+    the engine has no counters, and where they do not move.
+
+    Raises:
+        ServerError: the server generates but does not draft although it was asked to, or drafts unasked.
+
+    """
+    try:
+        if not endpoint.healthy():
+            return None
+        answer = endpoint.generate(Prompt("ready", token_ids=(1, 2, 3, 5)), max_tokens=8)
+    except requests.RequestException:
+        return None
+    reading = CounterReading.of(endpoint)
+    counters = reading.counters
+    proof = {"generated": len(answer.token_ids), "first_generation_s": round(answer.seconds, 3)}
+    if not endpoint.speculative:
+        if counters is not None and counters.drafts:
+            raise ServerError(
+                f"{endpoint.label} was launched without a drafter, yet {counters.drafts} drafts were made",
+                remedy="remove the speculative flags from the pair's engine arguments",
+            )
+        return proof
+    if counters is None:
+        raise ServerError(f"{endpoint.label} answers, but speculation is not on: {reading.missing}", remedy=not_on)
+    if not counters.drafts:
+        raise ServerError(
+            f"{endpoint.label} generated {len(answer.token_ids)} tokens without making one draft", remedy=idle
+        )
+    return {**proof, "drafts": counters.drafts, "accepted": counters.accepted, "source": counters.source}

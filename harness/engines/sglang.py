@@ -16,13 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import requests
 from packaging.version import InvalidVersion, Version
 
 from harness.engines import sglang_kernels
-from harness.engines.base import BadSign, EngineIdentity, Launch
-from harness.engines.http import HttpEndpoint
-from harness.errors import EnvironmentFault, EvidenceError, ServerError, UsageError
+from harness.engines.base import BadSign, EngineIdentity, Launch, server_spec
+from harness.engines.http import HttpEndpoint, prove
+from harness.errors import EnvironmentFault, EvidenceError, UsageError
 from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit, Witness
 from harness.servers.spec import Phase, ServerSpec
 
@@ -172,27 +171,12 @@ class SglangAdapter:
             argv += ["--speculative-draft-model-path", str(launch.drafter)]
             argv += ["--speculative-num-steps", str(launch.k), "--speculative-eagle-topk", "1"]
             argv += ["--speculative-num-draft-tokens", str(launch.k + 1)]
-        env: dict[str, str | None] = {
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            "PYTHONUNBUFFERED": "1",
-            # Bytecode halves the import time, which is most of a start-up on a CPU.
-            "PYTHONDONTWRITEBYTECODE": None,
-        }
-        path = [dict(launch.env).get("PYTHONPATH")]
+        env, on_path = {}, []
         if launch.device == "cpu":
             argv += _CPU_ARGS
-            env |= _CPU_ENV
-            path.insert(0, _kernels(identity.version, identity.site_packages))
-        env |= {name: value for name, value in launch.env if name != "PYTHONPATH"}
-        env["PYTHONPATH"] = ":".join(entry for entry in path if entry) or None
-        return ServerSpec(
-            name=launch.label,
-            argv=(*argv, *launch.args),
-            env=tuple(sorted(env.items())),
-            ready_timeout_s=launch.startup_s,
-            phases=_PHASES,
-        )
+            env = _CPU_ENV
+            on_path = [_kernels(identity.version, identity.site_packages)]
+        return server_spec(launch, argv, env=env, phases=_PHASES, on_path=on_path)
 
     def endpoint(self, launch: Launch, base_url: str) -> SglangEndpoint:
         """Return the measuring side of a running server."""
@@ -209,32 +193,8 @@ class SglangAdapter:
             ServerError: the server generates but does not draft although it was asked to, or drafts unasked.
 
         """
-        endpoint = self.endpoint(launch, base_url)
-        try:
-            if not endpoint.healthy():
-                return None
-            answer = endpoint.generate(Prompt("ready", token_ids=(1, 2, 3, 5)), max_tokens=8)
-        except requests.RequestException:
-            return None
-        proof = {"generated": len(answer.token_ids), "first_generation_s": round(answer.seconds, 3)}
-        try:
-            counters: Counters | None = endpoint.counters()
-        except EvidenceError as error:
-            counters, missing = None, error.message
-        if launch.drafter is None:
-            if counters is not None and counters.drafts:
-                raise ServerError(
-                    f"{launch.label} was launched without a drafter, yet {counters.drafts} drafts were made",
-                    remedy="remove the speculative flags from the pair's engine arguments",
-                )
-            return proof
-        if counters is None or not counters.drafts:
-            why = missing if counters is None else "no verify step was counted"
-            raise ServerError(
-                f"{launch.label} generated {len(answer.token_ids)} tokens without making one draft: {why}",
-                remedy="look in the log for why speculation is off, and whether --speculative-algorithm reached it",
-            )
-        return {**proof, "drafts": counters.drafts, "accepted": counters.accepted, "source": counters.source}
+        remedy = "look in the log for why speculation is off, and whether --speculative-algorithm reached it"
+        return prove(self.endpoint(launch, base_url), not_on=remedy, idle=remedy)
 
     def default_runner(self, device: str) -> str:
         """Return "sync" on a CPU, where there is no other, else "overlap"."""

@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import requests
-
-from harness.engines.base import BadSign, EngineIdentity, Launch
-from harness.engines.http import HttpEndpoint
-from harness.errors import EvidenceError, ServerError
+from harness.engines.base import BadSign, EngineIdentity, Launch, server_spec
+from harness.engines.http import HttpEndpoint, prove
+from harness.errors import EvidenceError
 from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit, Witness
 from harness.servers.spec import Phase, ServerSpec
 
@@ -112,30 +110,13 @@ class VllmAdapter:
         if launch.drafter is not None:
             config = {"method": launch.method, "model": str(launch.drafter), "num_speculative_tokens": launch.k}
             argv += ["--speculative-config", json.dumps(config)]
-        env: dict[str, str | None] = {
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "PYTHONUNBUFFERED": "1",
-            # Bytecode halves the import time, which is most of a start-up on a CPU.
-            "PYTHONDONTWRITEBYTECODE": None,
-        }
+        env = {"VLLM_NO_USAGE_STATS": "1", **_runner_env(launch.runner, launch.device)}
         if launch.device == "cpu":
             # GiB of KV cache. vLLM would else take half of the memory, and two servers run side by side.
             env["VLLM_CPU_KVCACHE_SPACE"] = "1"
-        env.update(_runner_env(launch.runner, launch.device))
-        path = [env.get("PYTHONPATH")]
-        env.update(launch.env)
-        path.append(dict(launch.env).get("PYTHONPATH"))
-        entries = [entry for entry in path if entry]
-        env["PYTHONPATH"] = ":".join(entries) if entries else None
-        return ServerSpec(
-            name=launch.label,
-            argv=(*argv, *launch.args),
-            env=tuple(sorted(env.items())),
-            ready_timeout_s=launch.startup_s,
-            phases=_PHASES,
-        )
+        # V2 wants Triton with an active backend; its interpreter is enough, see triton_cpu/sitecustomize.py.
+        on_path = [str(TRITON_CPU)] if "DRAFTGATE_TRITON_CPU" in env else []
+        return server_spec(launch, argv, env=env, phases=_PHASES, on_path=on_path)
 
     def endpoint(self, launch: Launch, base_url: str) -> VllmEndpoint:
         """Return the measuring side of a running server."""
@@ -150,37 +131,12 @@ class VllmAdapter:
             ServerError: the server generates but does not draft although it was asked to, or drafts unasked.
 
         """
-        endpoint = self.endpoint(launch, base_url)
-        try:
-            if not endpoint.healthy():
-                return None
-            answer = endpoint.generate(Prompt("ready", token_ids=(1, 2, 3, 5)), max_tokens=8)
-        except requests.RequestException:
-            return None
-        try:
-            counters: Counters | None = endpoint.counters()
-        except EvidenceError as error:
-            counters, missing = None, error
-        proof = {"generated": len(answer.token_ids), "first_generation_s": round(answer.seconds, 3)}
-        if launch.drafter is None:
-            if counters is not None and counters.drafts:
-                raise ServerError(
-                    f"{launch.label} was launched without a drafter, yet {counters.drafts} drafts were made",
-                    remedy="remove the speculative flags from the pair's engine arguments",
-                )
-            return proof
-        if counters is None:
-            raise ServerError(
-                f"{launch.label} answers, but speculation is not on: {missing.message}",
-                remedy="check that --speculative-config reaches the engine (see the command line in the log) and that "
-                "/metrics is reachable",
-            )
-        if not counters.drafts:
-            raise ServerError(
-                f"{launch.label} generated {len(answer.token_ids)} tokens without making one draft",
-                remedy="look in the log for why speculation is off, e.g. a batch-size or length limit",
-            )
-        return {**proof, "drafts": counters.drafts, "accepted": counters.accepted}
+        return prove(
+            self.endpoint(launch, base_url),
+            not_on="check that --speculative-config reaches the engine (see the command line in the log) and that "
+            "/metrics is reachable",
+            idle="look in the log for why speculation is off, e.g. a batch-size or length limit",
+        )
 
     def default_runner(self, device: str) -> str:
         """Return "v2" on a GPU and "v1" on a CPU, where V2 needs Triton's interpreter (vLLM 0.32.0)."""
@@ -216,13 +172,7 @@ def _runner_env(runner: str, device: str) -> dict[str, str]:
         return {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     env = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
     if device == "cpu":
-        # V2 wants Triton with an active backend; its interpreter is enough, see triton_cpu/sitecustomize.py.
-        env |= {
-            "TRITON_INTERPRET": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "DRAFTGATE_TRITON_CPU": "1",
-            "PYTHONPATH": str(TRITON_CPU),
-        }
+        env |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "DRAFTGATE_TRITON_CPU": "1"}
     return env
 
 
