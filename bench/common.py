@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import harness
-from harness.engines.adapters import first_engine
+from harness.engines.adapters import ADAPTERS, first_engine
 from harness.engines.base import EngineIdentity
 from harness.engines.environment import ensure
 from harness.engines.releases import EngineRelease
@@ -46,7 +46,7 @@ def engine(arguments: argparse.Namespace) -> EngineIdentity:
     python: Path | None = arguments.engine_python
     if python is None:
         python = ensure(EngineRelease.parse(arguments.engine_env), ROOT / ".tox" / "engines", progress=tell).python
-    return first_engine(python.absolute())
+    return first_engine(ADAPTERS, [python.absolute()])
 
 
 def tell(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harness.engines import sglang, vllm
@@ -33,12 +33,16 @@ def identify_engine(name: str, python: Path) -> EngineIdentity:
     return identify(name, ADAPTERS[name][1], python)
 
 
-def first_engine(python: Path) -> EngineIdentity:
-    """Return the engine that `python` has, whichever it is. Raises EnvironmentFault if it has none."""
-    faults = []
-    for name in ADAPTERS:
-        try:
-            return identify_engine(name, python)
-        except EnvironmentFault as fault:
-            faults.append(fault)
+def first_engine(names: Iterable[str], pythons: Iterable[Path]) -> EngineIdentity:
+    """Return the first of the engines that one of `pythons` has, each Python asked for all of them in turn.
+
+    Raises EnvironmentFault, naming what each lacks, if there is none.
+    """
+    wanted, faults = tuple(names), []
+    for python in pythons:
+        for name in wanted:
+            try:
+                return identify_engine(name, python)
+            except EnvironmentFault as fault:
+                faults.append(fault)
     raise EnvironmentFault("; ".join(fault.message for fault in faults), remedy=faults[0].remedy)
