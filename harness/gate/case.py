@@ -275,7 +275,8 @@ class Case:
             return connected[server.base_url], server
 
         if self.pair.side_by_side:
-            connect()
+            both = connect()  # once: nothing is looked up again while requests are timed
+            return _Watched(launch.label, launch.drafter is not None, lambda: both)
         return _Watched(launch.label, launch.drafter is not None, connect)
 
     def started(self, *, speculative: bool) -> Started:
