@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["Finding", "Judgement", "Verdict", "worst"]
+__all__ = ["Finding", "Judgement", "Verdict", "some", "worst"]
 
 
 class Verdict(enum.StrEnum):
@@ -85,3 +86,9 @@ class Judgement:
         """Return all findings, red ones first."""
         ordered = sorted(self.findings, key=lambda finding: -_RANK[finding.verdict])
         return "\n".join(finding.as_text() for finding in ordered)
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """Return the first `most` names, and how many more there are: what a finding has room for."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -18,7 +18,7 @@ from harness.contracts import shapes
 from harness.contracts.config import IDS, effective, settings
 from harness.contracts.model import Condition, Contract, Fate, Parameter, numbered, split
 from harness.contracts.trials import NATIVE
-from harness.verdict import Verdict, worst
+from harness.verdict import Verdict, some, worst
 
 __all__ = ["CODES", "Finding", "Report", "check", "unknown_release"]
 
@@ -233,7 +233,7 @@ class _Case:
                 code,
                 Severity.NOTE if by_design else Severity.ERROR,
                 _family(names),
-                f"{len(names)} of {len(fates)} keys {said[code]}: {_some(names)}"
+                f"{len(names)} of {len(fates)} keys {said[code]}: {some(names, _NAMED)}"
                 + (f" ({'; '.join(sorted(reasons))})" if reasons else ""),
                 self.source,
                 "" if by_design else self._rescue(names),
@@ -250,7 +250,7 @@ class _Case:
         ]
         if not homeless:
             return self.convert
-        text = f"this release has no place for {_some(homeless)} under any name that was tried"
+        text = f"this release has no place for {some(homeless, _NAMED)} under any name that was tried"
         return f"{text}; the rest: {self.convert}" if len(homeless) < len(names) else f"{text}: use another release"
 
     def built(self) -> dict[str, Parameter]:
@@ -295,14 +295,14 @@ class _Case:
         if lost:
             yield Finding(
                 "CHK301", Severity.ERROR, lost[0],
-                f"{len(lost)} of {len(filled)} parameters stay as constructed: {_some(lost)}", self.source,
+                f"{len(lost)} of {len(filled)} parameters stay as constructed: {some(lost, _NAMED)}", self.source,
                 f"find them among the checkpoint's keys; if they are there by another name: {self.convert}",
                 tuple(lost),
             )  # fmt: skip
         if shared:
             yield Finding(
                 "CHK303", Severity.NOTE, shared[0],
-                f"{_some(shared)} is not in the checkpoint: the engine shares the target's", self.source,
+                f"{some(shared, _NAMED)} is not in the checkpoint: the engine shares the target's", self.source,
                 names=tuple(shared),
             )  # fmt: skip
         draft, vocab = self.about.draft_vocab, self.about.vocab
@@ -428,11 +428,6 @@ class _Case:
                 f"{ours}, the target has {positions}: beyond {ours} tokens the drafter is out of its range",
                 "both configs", f"serve with a context of at most {ours}, or write the target's number if rope allows",
             )  # fmt: skip
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _family(names: Sequence[str]) -> str:

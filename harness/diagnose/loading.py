@@ -15,16 +15,17 @@ from harness.diagnose.rules import (
     no_drafter,
     not_checked,
     seen,
-    some,
 )
 from harness.diagnose.static import Release
 from harness.diagnose.verdicts import Case, Opinion, Status, confirmed, excluded, likely, remains
+from harness.verdict import some
 
 __all__ = ["mapping", "matrices", "names", "unfilled"]
 
 _MAPS = ("d2t", "hot_token_id", "draft_id_to_target_id")
 """The vocabulary map: the checkpoint's key, SGLang's attribute, vLLM's parameter."""
 
+_NAMED = 6
 _UNSOUND = ("INS201", "INS203", "INS204", "INS205", "INS206")
 _DOUBTFUL = ("INS202", "INS207", "INS208")
 
@@ -53,7 +54,7 @@ def _used(case: Case) -> Opinion | None:
         return None
     raising = [release for release in static.releases if release.raises]
     if raising and len(raising) == len(static.releases):
-        keys = some(raising[0].raises)
+        keys = some(raising[0].raises, _NAMED)
         return excluded(f"{listed(raising)}: the load raises at {keys}, so the server would not have started")
     text = f"{listed(static.releases)}: their own loader uses every key of the drafter"
     return excluded(text) if static.exact or static.between else remains(text)
@@ -67,7 +68,7 @@ def _dropped(case: Case) -> Opinion:
     layer = bool(matrices(losing[0].lost_layer))
     finding = losing[0].of("CHK201", "CHK202")[0]
     count = f"{len(lost)} of {len(static.drafter.tensors)} keys"
-    grounds = [f"{listed(losing)}: {count} are dropped: {some(lost)} [{finding.source}]"]
+    grounds = [f"{listed(losing)}: {count} are dropped: {some(lost, _NAMED)} [{finding.source}]"]
     stays = "the decoder layer stays as constructed, so its drafts are noise"
     grounds.append(stays if layer else "what they fill stays as constructed")
     if layer and case.acceptance.state in (State.SOME, State.WEAK):
@@ -120,8 +121,8 @@ def _missing(case: Case) -> Opinion:
     if not lacking:
         text = f"{listed(static.releases)}: there is a tensor for every parameter but the target's own"
         return excluded(text) if static.exact or static.between else remains(text)
-    text = f"{listed(lacking)}: no tensor for {some(lacking[0].missing)}"
-    remedy = f"export the drafter again with {some(lacking[0].missing)}"
+    text = f"{listed(lacking)}: no tensor for {some(lacking[0].missing, _NAMED)}"
+    remedy = f"export the drafter again with {some(lacking[0].missing, _NAMED)}"
     if len(lacking) < len(static.releases):
         return remains(text, remedy=remedy)
     # A norm that stays as constructed is all ones: what that costs is not known. Of a matrix it is noise.

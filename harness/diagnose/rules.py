@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from harness.diagnose.acceptance import State
 from harness.diagnose.static import Release, Static
@@ -21,13 +21,10 @@ __all__ = [
     "no_drafter",
     "not_checked",
     "seen",
-    "some",
 ]
 
 Rule = Callable[[Case], Opinion | None]
 Judge = Callable[[Case], Opinion]
-
-_NAMED = 6
 
 
 def first(*rules: Rule, otherwise: Judge) -> Judge:
@@ -37,12 +34,6 @@ def first(*rules: Rule, otherwise: Judge) -> Judge:
         return next((opinion for rule in rules if (opinion := rule(case)) is not None), None) or otherwise(case)
 
     return judge
-
-
-def some(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
 
 
 def listed(releases: Iterable[Release]) -> str:

@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from harness.errors import UsageError
 from harness.probe.facts import ConfigKey, Evidence, Fate, Load, Parameter
-from harness.verdict import Finding, Judgement, Verdict
+from harness.verdict import Finding, Judgement, Verdict, some
 
 __all__ = ["EXCEPTIONS", "ConfigRule", "Exceptions", "judge", "judge_failed_start", "load_exceptions"]
 
@@ -200,7 +200,7 @@ def _keys(role: str, loads: Sequence[Load], fates: Mapping[str, Fate], exception
         else:
             lost.setdefault(fate, []).append(name)
     in_files = sum(key.in_files for key in loads[0].keys)
-    note = f" ({len(ignored)} ignored by design: {_some(ignored)})" if ignored else ""
+    note = f" ({len(ignored)} ignored by design: {some(ignored, _NAMED)})" if ignored else ""
     if not in_files:
         return Finding(
             "WGT006",
@@ -229,7 +229,7 @@ def _keys(role: str, loads: Sequence[Load], fates: Mapping[str, Fate], exception
         n=len(fates),
         expected=f"{len(fates) - len(ignored)} keys used",
         source=source,
-        actual="; ".join(f"{fate.value}: {_some(group)}" for fate, group in lost.items()) + note,
+        actual="; ".join(f"{fate.value}: {some(group, _NAMED)}" for fate, group in lost.items()) + note,
         cause="the engine knows these tensors by other names, or not at all; it does not say so",
         remedy="rename the keys to the dialect that this engine version loads (see docs/suites.md#names)",
     )
@@ -280,7 +280,7 @@ def _parameters(role: str, loads: Sequence[Load], exceptions: Exceptions, shared
             Verdict.INVALID,
             f"whether {len(unsure)} tensors of the {role} were filled cannot be told",
             n=seen,
-            actual=_some(sorted(unsure)),
+            actual=some(sorted(unsure), _NAMED),
             source=source,
             cause="they were written in ways that cannot be counted (scattered views, or without a visible write)",
             remedy="serve with the engine's default loader for this check; see the evidence for each tensor",
@@ -411,8 +411,3 @@ def _filled_names(loads: Sequence[Load]) -> set[str]:
             whole = parameter.written > 0 and not parameter.untouched
             (filled if whole else lacking).update((parameter.name, *parameter.aliases))
     return filled - lacking
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
