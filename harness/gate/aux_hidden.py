@@ -72,7 +72,8 @@ def judge(evidence: Evidence, want: Expected) -> Judgement:
     """Judge every real proposal that was seen, on every rank.
 
     Codes: AUX001 nothing was seen, AUX002 width, AUX003 projection, AUX004 captured layers, AUX005 the engine's default
-    layers were captured although others are asked for, AUX006 the layers could not be identified.
+    layers were captured although others are asked for, AUX006 the layers could not be identified, AUX007 the config's
+    ids have two readings, and the pair does not say which is right.
     """
     findings: list[Finding] = []
     for serving in evidence.servings:

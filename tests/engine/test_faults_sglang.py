@@ -101,8 +101,7 @@ def test_arguments_that_the_engine_refuses_or_changes(small, judge, args, named)
     """Refused at start-up, or served with another K than the pair's: red in both cases, with the name in the text."""
     result = judge(*pair(small.drafter, args=args), select="startup or acceptance")
     assert result.status != 0, result.output
-    assert {result.verdict("startup"), result.verdict("acceptance")} <= {"FAIL", "INVALID", "PASS"}
-    assert result.verdict("acceptance") != "PASS"
+    assert result.verdict("acceptance") in {"FAIL", "INVALID"}
     assert named.replace("_", "-") in result.output.replace("_", "-")
 
 
