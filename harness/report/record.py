@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,10 @@ class RunFolder:
         path.mkdir(parents=True)
         return cls(path)
 
+    def write_selection(self, selected: Mapping[str, Sequence[str]]) -> None:
+        """Store which suites of which cases were left to run; every process that collects the tests writes the same."""
+        _write(self.path / "selection.json", selected)
+
     def case(self, case_id: str) -> Path:
         """Return the folder of one case, made if need be."""
         folder = self.path / "cases" / case_id
@@ -73,14 +77,12 @@ class RunFolder:
     def write_run(self, **facts: Any) -> None:
         """Add facts about the run as a whole."""
         path = self.path / "run.json"
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        _write(path, known | facts)
+        _write(path, _read(path) | facts)
 
     def write_case(self, case_id: str, **facts: Any) -> None:
         """Add facts about a case. Only the one process that runs the case writes them."""
         path = self.case(case_id) / "case.json"
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        _write(path, known | facts)
+        _write(path, _read(path) | facts)
 
     def write_judgement(self, case_id: str, test: str, judgement: Judgement, *, seconds: float) -> None:
         """Store what one test of a suite concluded, with all that it rests on."""
@@ -97,13 +99,18 @@ class RunFolder:
         _write(folder / f"{test}.json", data)
 
     def assemble(self, *, complete: bool) -> dict[str, Any]:
-        """Write and return the record of everything in the folder so far."""
-        run_file = self.path / "run.json"
-        facts = json.loads(run_file.read_text(encoding="utf-8")) if run_file.exists() else {}
+        """Write and return the record of everything in the folder so far.
+
+        What was asked and is in no judgement is `never_judged`, which no run survives as a pass, unless whoever started
+        the run chose tests by hand (`-k`, a path): that is `not_selected`.
+        """
+        facts = _read(self.path / "run.json")
         cases = [_case(folder) for folder in sorted((self.path / "cases").glob("*")) if folder.is_dir()]
         verdicts = [Verdict(item["verdict"]) for case in cases for item in case["judgements"]]
-        judged = {case["id"] for case in cases if case["judgements"]}
-        never_judged = [case_id for case_id in facts.get("asked", ()) if case_id not in judged]
+        asked = facts.get("asked", {})
+        selected = _read(self.path / "selection.json", asked)
+        judged = {case["id"]: {item["suite"] for item in case["judgements"]} for case in cases}
+        never_judged = _less(selected, judged)
         if never_judged:
             verdicts.append(Verdict.INVALID)
         record = {
@@ -112,6 +119,7 @@ class RunFolder:
             "complete": complete,
             "verdict": worst(verdicts),
             **facts,
+            "not_selected": _less(asked, selected),
             "never_judged": never_judged,
             "cases": cases,
         }
@@ -119,9 +127,18 @@ class RunFolder:
         return record
 
 
+def _less(suites: Mapping[str, Iterable[str]], without: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+    """Return the suites of each case that `without` does not have, less the cases of which nothing is left."""
+    left = {case: [suite for suite in names if suite not in without.get(case, ())] for case, names in suites.items()}
+    return {case: names for case, names in left.items() if names}
+
+
+def _read(path: Path, default: Any = None) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else default or {}
+
+
 def _case(folder: Path) -> dict[str, Any]:
-    facts_file = folder / "case.json"
-    facts = json.loads(facts_file.read_text(encoding="utf-8")) if facts_file.exists() else {}
+    facts = _read(folder / "case.json")
     judgements = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("judgements/*.json"))]
     return {"id": folder.name, **facts, "judgements": judgements}
 

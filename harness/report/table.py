@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import IO, Any
 
 from harness.verdict import Verdict, worst
@@ -27,22 +27,26 @@ def print_table(record: Mapping[str, Any], file: IO[str]) -> None:
     for suite in SUITES:
         table.add_column(suite, no_wrap=True)
     for case in record["cases"]:
-        words = [_word(case, suite) for suite in SUITES]
+        words = [_word(case, suite, record["not_selected"]) for suite in SUITES]
         table.add_row(Text(case["id"]), *(Text(word, style=_STYLE.get(word, "dim")) for word in words))
     console.print(table)
     for line in _reasons(record):
         console.print(Text(line))
 
 
-def _word(case: Mapping[str, Any], suite: str) -> str:
+def _word(case: Mapping[str, Any], suite: str, not_selected: Mapping[str, Collection[str]]) -> str:
     verdicts = [Verdict(item["verdict"]) for item in case["judgements"] if item["suite"] == suite]
     if verdicts:
         return worst(verdicts)
+    if suite in not_selected.get(case["id"], ()):
+        return "not selected"
     return "not asked" if suite in case.get("not_asked", {}) else "not run"
 
 
 def _reasons(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why cells are not green, then what was accepted or not asked."""
+    """Yield why the run or a cell is not green, then what was accepted, not asked or not selected."""
+    for case_id, suites in record["never_judged"].items():
+        yield f"{case_id}: INVALID: never judged: {', '.join(suites)}"
     items = [
         (case, item, finding) for case in record["cases"] for item in case["judgements"] for finding in item["findings"]
     ]
@@ -57,3 +61,5 @@ def _reasons(record: Mapping[str, Any]) -> Iterator[str]:
     for case in record["cases"]:
         for suite, why in case.get("not_asked", {}).items():
             yield f"{case['id']}: {suite} was not asked: {why}"
+    for case_id, suites in record["not_selected"].items():
+        yield f"{case_id}: not selected: {', '.join(suites)}"

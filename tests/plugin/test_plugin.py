@@ -81,7 +81,8 @@ def test_a_pass(project):
     assert record["schema"] == 1
     assert record["complete"] is True
     assert record["verdict"] == "PASS"
-    assert record["asked"] == ["small-vllm-v1"]
+    assert set(record["asked"]) == {"small-vllm-v1"}
+    assert "weights" in record["asked"]["small-vllm-v1"]
     (judgement,) = record["cases"][0]["judgements"]
     assert judgement["findings"][0]["code"] == "XYZ001"
     assert "small-vllm-v1" in done.stdout
@@ -220,6 +221,31 @@ def test_selection_by_keyword_and_workers(project):
         assert len(pids) == 3
         assert len(set(pids)) == 1, "a case's suites must share one worker, or its servers start twice"
     assert len(project.record()["cases"]) == 2
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_what_is_left_out_by_hand_is_not_missing(project, workers):
+    project.suite("startup", "give(judge, 'PASS', 'startup')")
+    project.suite("weights", "give(judge, 'PASS', 'weights')")
+    done = project.run("-k", "not small-wrong and not weights", *workers, pairs=("small", "small-wrong"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = project.record()
+    assert record["verdict"] == "PASS"
+    assert "weights" in record["not_selected"]["small-vllm-v1"]
+    assert {"startup", "weights"} <= set(record["not_selected"]["small-wrong-vllm-v1"])
+    assert "small-wrong-vllm-v1: not selected: startup, weights" in done.stdout
+
+
+def test_what_was_to_run_and_left_no_judgement_is_missing(project):
+    project.suite("startup", "give(judge, 'PASS', 'startup')")
+    project.suite("weights", "give(judge, 'PASS', 'weights')")
+    lost = "\n\ndef pytest_runtest_protocol(item, nextitem):\n    return True if 'weights' in item.name else None\n"
+    conftest = project.folder / "conftest.py"
+    conftest.write_text(conftest.read_text() + lost)
+    done = project.run()
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert project.record()["never_judged"] == {"small-vllm-v1": ["weights"]}
+    assert "small-vllm-v1: INVALID: never judged: weights" in done.stdout
 
 
 def test_a_killed_run_keeps_what_it_had(project):

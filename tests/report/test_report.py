@@ -20,8 +20,14 @@ def judgement(verdict="PASS", suite="weights", **changes):
     return Judgement(suite, (finding,), {"ratio": float("nan"), "path": pathlib.Path("x"), "names": {"b", "a"}})
 
 
+def printed(made):
+    out = io.StringIO()
+    table.print_table(made, out)
+    return out.getvalue()
+
+
 def test_record(run):
-    run.write_run(asked=["c"])
+    run.write_run(asked={"c": ["weights"]})
     run.write_case("c", pair="p")
     run.write_case("c", evidence={"x": 1})
     run.write_judgement("c", "test_weights", judgement(interval=(1.0, 2.0)), seconds=1.23456)
@@ -39,11 +45,37 @@ def test_an_empty_run_is_invalid(run):
 
 
 def test_a_case_without_a_judgement_does_not_hide(run):
-    run.write_run(asked=["c", "d"])
+    run.write_run(asked={"c": ["weights"], "d": ["weights"]})
     run.write_judgement("c", "test_weights", judgement(), seconds=0)
     made = run.assemble(complete=True)
     assert made["verdict"] == "INVALID"
-    assert made["never_judged"] == ["d"]
+    assert made["never_judged"] == {"d": ["weights"]}
+    assert "d: INVALID: never judged: weights" in printed(made)
+
+
+def test_a_suite_without_a_judgement_does_not_hide(run):
+    run.write_run(asked={"c": ["weights", "acceptance"]})
+    run.write_judgement("c", "test_weights", judgement(), seconds=0)
+    made = run.assemble(complete=True)
+    assert made["verdict"] == "INVALID"
+    assert made["never_judged"] == {"c": ["acceptance"]}
+
+
+def test_what_a_person_left_out_is_named_and_not_missing(run):
+    run.write_run(asked={"c": ["weights", "acceptance"], "d": ["weights"]})
+    run.write_selection({"c": ["weights"]})
+    run.write_judgement("c", "test_weights", judgement(), seconds=0)
+    made = run.assemble(complete=True)
+    assert made["verdict"] == "PASS"
+    assert made["not_selected"] == {"c": ["acceptance"], "d": ["weights"]}
+    for words in ("not selected │", "c: not selected: acceptance", "d: not selected: weights"):
+        assert words in printed(made)
+
+
+def test_nothing_left_to_run_is_no_pass(run):
+    run.write_run(asked={"c": ["weights"]})
+    run.write_selection({})
+    assert run.assemble(complete=True)["verdict"] == "INVALID"
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("PASS", 0), ("FAIL", 1), ("INCONCLUSIVE", 3), ("INVALID", 3)])
@@ -55,18 +87,14 @@ def test_table(run):
     run.write_case("c", not_asked={"throughput": "no promise"})
     run.write_judgement("c", "test_weights", judgement("FAIL"), seconds=0)
     run.write_judgement("c", "test_startup", judgement(suite="startup", known_issue="KI-1 (accepted)"), seconds=0)
-    out = io.StringIO()
-    table.print_table(run.assemble(complete=True), out)
-    text = out.getvalue()
+    text = printed(run.assemble(complete=True))
     for words in ("draftgate: FAIL", "not run", "not asked", "a cause", "a remedy", "no promise", "KI-1 (accepted)"):
         assert words in text
 
 
 def test_names_from_outside_are_not_markup(run):
     run.write_judgement("[bold]c[nonsense]", "t", judgement("FAIL"), seconds=0)
-    out = io.StringIO()
-    table.print_table(run.assemble(complete=True), out)
-    assert "[bold]" in out.getvalue()
+    assert "[bold]" in printed(run.assemble(complete=True))
 
 
 def test_machine():
