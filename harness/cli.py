@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Exit status: 0 pass, 1 fail, 2 usage, 3 inconclusive or invalid."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command != "run":
+    if rest and arguments.command not in ("run", "gate"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         status: int = arguments.call(arguments, rest)
@@ -52,6 +52,14 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
     )
     run.set_defaults(call=lambda _, rest: _run(rest))
+
+    gate = commands.add_parser(
+        "gate",
+        help="may we upgrade: hold two releases of an engine against each other",
+        description="`draftgate run` with --from RELEASE and --to RELEASE, and every option of it.",
+        add_help=False,
+    )
+    gate.set_defaults(call=lambda _, rest: _gate(rest))
 
     listing = commands.add_parser("pairs", help="list the pairs that --pair can name")
     listing.add_argument("--pairs-file", action="append", default=[], type=Path, metavar="FILE")
@@ -98,6 +106,13 @@ def _run(rest: Sequence[str]) -> int:
     options = [f"--rootdir={suites.parent}", "-o", f"cache_dir={Path.cwd() / '.pytest_cache'}"]
     status = int(pytest.main([str(suites), *options, *rest]))
     return _USAGE if status == _PYTEST_USAGE_ERROR else status
+
+
+def _gate(rest: Sequence[str]) -> int:
+    asks = {"-h", "--help"} & set(rest)
+    if not asks and not any(word.partition("=")[0] in ("--from", "--to") for word in rest):
+        raise UsageError("a gate holds two releases against each other", remedy="give --from OLD and --to NEW")
+    return _run(rest)
 
 
 def _pairs(files: Sequence[Path]) -> int:

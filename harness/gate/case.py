@@ -136,7 +136,8 @@ class _Watched:
 class Case:
     """A pair, an engine release, a model runner. Servers start on first use, at most one of each kind.
 
-    Where the pair's servers do not run side by side, the use of one ends the other, which starts again when it is used.
+    Where the pair's servers do not run side by side, the use of one ends the other, and those of its `rivals`; they
+    start again when they are used.
     """
 
     id: str
@@ -149,6 +150,7 @@ class Case:
     checkpoints: Checkpoints
     pool: ServerPool
     provenance: tuple[Finding, ...] = ()
+    rivals: tuple[Case, ...] = ()
 
     @functools.cached_property
     def prompts(self) -> list[Prompt]:
@@ -251,8 +253,11 @@ class Case:
         """Return the running server with or without speculation, started on first use and checked on every other."""
         launch = self._speculative_launch if speculative else self._plain_launch
         other = self.__dict__.get("_plain_launch" if speculative else "_speculative_launch")
-        if other is not None and not self.pair.side_by_side:
-            self.pool.release(self.adapter.spec(self.identity, other))
+        if not self.pair.side_by_side:
+            if other is not None:
+                self.pool.release(self.adapter.spec(self.identity, other))
+            for rival in self.rivals:
+                rival.release()
         spec = self.adapter.spec(self.identity, launch)
         if speculative and not self.pool.holds(spec):
             # What a server that is gone has left there is no evidence of the one that starts.
@@ -347,6 +352,12 @@ class Case:
             "log": server.log_path,
         }
 
+    def stop(self, *, speculative: bool) -> None:
+        """Stop the server with or without speculation, if it was started. Raises ServerLeftovers as the pool does."""
+        launch = self.__dict__.get("_speculative_launch" if speculative else "_plain_launch")
+        if launch is not None:
+            self.pool.release(self.adapter.spec(self.identity, launch))
+
     def release(self) -> None:
         """Stop this case's servers.
 
@@ -355,12 +366,11 @@ class Case:
 
         """
         errors: list[Exception] = []
-        for launch in (self.__dict__.get("_speculative_launch"), self.__dict__.get("_plain_launch")):
-            if launch is not None:
-                try:
-                    self.pool.release(self.adapter.spec(self.identity, launch))
-                except Exception as error:  # noqa: BLE001 -- collected and raised
-                    errors.append(error)
+        for speculative in (True, False):
+            try:
+                self.stop(speculative=speculative)
+            except Exception as error:  # noqa: BLE001 -- collected and raised
+                errors.append(error)
         if errors:
             raise ExceptionGroup(f"the servers of {self.id} did not end well", errors)
 

@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,8 @@ class RunFolder:
         path.mkdir(parents=True)
         return cls(path)
 
-    def write_selection(self, selected: Mapping[str, Sequence[str]]) -> None:
-        """Store which suites of which cases were left to run; every process that collects the tests writes the same."""
+    def write_selection(self, selected: Mapping[str, Mapping[str, str]]) -> None:
+        """Store which tests (name -> suite) of which cases are to run; every process that collects writes the same."""
         _write(self.path / "selection.json", selected)
 
     def case(self, case_id: str) -> Path:
@@ -83,6 +83,10 @@ class RunFolder:
         """Add facts about a case. Only the one process that runs the case writes them."""
         path = self.case(case_id) / "case.json"
         _write(path, _read(path) | facts)
+
+    def read_case(self, case_id: str) -> dict[str, Any]:
+        """Return a case as it will be in the record: its facts, and what was concluded so far."""
+        return _case(self.case(case_id))
 
     def write_judgement(self, case_id: str, test: str, judgement: Judgement, *, seconds: float) -> None:
         """Store what one test of a suite concluded, with all that it rests on."""
@@ -106,11 +110,20 @@ class RunFolder:
         """
         facts = _read(self.path / "run.json")
         cases = [_case(folder) for folder in sorted((self.path / "cases").glob("*")) if folder.is_dir()]
-        verdicts = [Verdict(item["verdict"]) for case in cases for item in case["judgements"]]
+        # What an upgrade leaves behind is not what it is judged by: the comparison with it is the new side's.
+        counted = [case for case in cases if case.get("side") != "old"]
+        verdicts = [Verdict(item["verdict"]) for case in counted for item in case["judgements"]]
         asked = facts.get("asked", {})
-        selected = _read(self.path / "selection.json", asked)
-        judged = {case["id"]: {item["suite"] for item in case["judgements"]} for case in cases}
-        never_judged = _less(selected, judged)
+        selected = _read(
+            self.path / "selection.json", {case: {suite: suite for suite in asked[case]} for case in asked}
+        )
+        judged = {case["id"]: {item[key] for item in case["judgements"] for key in ("test", "suite")} for case in cases}
+        never_judged = _suites(
+            {
+                case: [suite for test, suite in tests.items() if test not in judged.get(case, ())]
+                for case, tests in selected.items()
+            }
+        )
         if never_judged:
             verdicts.append(Verdict.INVALID)
         record = {
@@ -119,7 +132,12 @@ class RunFolder:
             "complete": complete,
             "verdict": worst(verdicts),
             **facts,
-            "not_selected": _less(asked, selected),
+            "not_selected": _suites(
+                {
+                    case: [suite for suite in suites if suite not in selected.get(case, {}).values()]
+                    for case, suites in asked.items()
+                }
+            ),
             "never_judged": never_judged,
             "cases": cases,
         }
@@ -127,10 +145,9 @@ class RunFolder:
         return record
 
 
-def _less(suites: Mapping[str, Iterable[str]], without: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-    """Return the suites of each case that `without` does not have, less the cases of which nothing is left."""
-    left = {case: [suite for suite in names if suite not in without.get(case, ())] for case, names in suites.items()}
-    return {case: names for case, names in left.items() if names}
+def _suites(cases: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """Return each case's suites once, less the cases that have none."""
+    return {case: list(dict.fromkeys(suites)) for case, suites in cases.items() if suites}
 
 
 def _read(path: Path, default: Any = None) -> Any:

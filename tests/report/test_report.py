@@ -63,12 +63,31 @@ def test_a_suite_without_a_judgement_does_not_hide(run):
 
 def test_what_a_person_left_out_is_named_and_not_missing(run):
     run.write_run(asked={"c": ["weights", "acceptance"], "d": ["weights"]})
-    run.write_selection({"c": ["weights"]})
+    run.write_selection({"c": {"test_weights": "weights"}})
     run.write_judgement("c", "test_weights", judgement(), seconds=0)
     made = run.assemble(complete=True)
     assert made["verdict"] == "PASS"
     assert made["not_selected"] == {"c": ["acceptance"], "d": ["weights"]}
     for words in ("not selected │", "c: not selected: acceptance", "d: not selected: weights"):
+        assert words in printed(made)
+
+
+def test_one_test_of_a_suite_does_not_stand_for_another(run):
+    run.write_run(asked={"c": ["weights"]})
+    run.write_selection({"c": {"test_weights": "weights", "test_more_weights": "weights"}})
+    run.write_judgement("c", "test_weights", judgement(), seconds=0)
+    made = run.assemble(complete=True)
+    assert (made["verdict"], made["never_judged"]) == ("INVALID", {"c": ["weights"]})
+
+
+def test_the_old_side_of_a_comparison_is_shown_and_not_counted(run):
+    for side, verdict in (("old", "FAIL"), ("new", "PASS")):
+        run.write_case(f"c-{side}", side=side, engine={"version": f"1.{side}"})
+        run.write_judgement(f"c-{side}", "test_weights", judgement(verdict), seconds=0)
+    run.write_run(comparison={"old": "1", "new": "2"})
+    made = run.assemble(complete=True)
+    assert made["verdict"] == "PASS"
+    for words in ("1.old", "1.new", "upgrade", "FAIL", "from 1 to 2: may be upgraded"):
         assert words in printed(made)
 
 
