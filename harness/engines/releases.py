@@ -118,16 +118,8 @@ def recipe_for(release: EngineRelease, file: Path = RELEASES) -> Recipe:
     """
     try:
         rows = tomllib.loads(file.read_text(encoding="utf-8")).get("release", [])
-        matching = [
-            row
-            for row in rows
-            if (canonical(row["distribution"]), row["version"]) == (release.distribution, release.version)
-        ]
-        if len(matching) > 1:
-            raise UsageError(
-                f"{file}: {len(matching)} rows for {release.distribution}=={release.version}", remedy="keep one of them"
-            )
-        return _read(matching[0]) if matching else Recipe()
+        row = _row(rows, release.distribution, release.version, file)
+        return Recipe() if row is None else _read(_whole(row, rows, file))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{file}: {error}", remedy="mend the table of releases") from error
     except (KeyError, TypeError) as error:
@@ -135,6 +127,24 @@ def recipe_for(release: EngineRelease, file: Path = RELEASES) -> Recipe:
             f"{file}: a row lacks a key or has one that means nothing: {error}",
             remedy="compare it with the comment at the head of the file",
         ) from error
+
+
+def _row(rows: list[dict[str, Any]], distribution: str, version: str, file: Path) -> dict[str, Any] | None:
+    found = [row for row in rows if (canonical(row["distribution"]), row["version"]) == (distribution, version)]
+    if len(found) > 1:
+        raise UsageError(f"{file}: {len(found)} rows for {distribution}=={version}", remedy="keep one of them")
+    return found[0] if found else None
+
+
+def _whole(row: dict[str, Any], rows: list[dict[str, Any]], file: Path) -> dict[str, Any]:
+    """Return `row` with what it has from the row that it is like."""
+    if "like" not in row:
+        return row
+    other = _row(rows, canonical(row["distribution"]), row["like"], file)
+    if other is None or "like" in other:
+        raise KeyError(f"like = {row['like']!r}, which names no row that stands by itself")
+    inherited = {key: value for key, value in other.items() if key != "difference"}
+    return inherited | {key: value for key, value in row.items() if key != "like"}
 
 
 def _read(row: dict[str, Any]) -> Recipe:

@@ -75,3 +75,32 @@ def test_a_damaged_table_is_refused_by_name(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(UsageError, match=r"releases\.toml"):
         recipe_for(EngineRelease("engine", "1"), file)
+
+
+LIKE = """
+[[release]]
+distribution = "engine"
+version = "1"
+torch = "2"
+official = "original"
+difference = [{file = "a.py", sha256 = "00", reason = "built"}]
+[[release]]
+distribution = "engine"
+version = "2"
+like = "LIKE"
+official = "another"
+"""
+
+
+def test_a_row_like_another_has_its_keys_but_for_differences(tmp_path: Path) -> None:
+    file = tmp_path / "releases.toml"
+    file.write_text(LIKE.replace("LIKE", "1"))
+    assert recipe_for(EngineRelease("engine", "2"), file) == Recipe(torch="2", official="another")
+
+
+@pytest.mark.parametrize("other", ["3", "2"])
+def test_a_row_like_one_that_is_not_there(tmp_path: Path, other: str) -> None:
+    file = tmp_path / "releases.toml"
+    file.write_text(LIKE.replace("LIKE", other))
+    with pytest.raises(UsageError, match="names no row that stands by itself"):
+        recipe_for(EngineRelease("engine", "2"), file)
