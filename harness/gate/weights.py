@@ -20,7 +20,18 @@ from harness.errors import UsageError
 from harness.probe.facts import ConfigKey, Evidence, Fate, Load, Parameter
 from harness.verdict import Finding, Judgement, Verdict, some
 
-__all__ = ["EXCEPTIONS", "ConfigRule", "Exceptions", "judge", "judge_failed_start", "load_exceptions"]
+__all__ = [
+    "EXCEPTIONS",
+    "ConfigRule",
+    "Exceptions",
+    "State",
+    "borrowed",
+    "fates_of",
+    "judge",
+    "judge_failed_start",
+    "load_exceptions",
+    "state_of",
+]
 
 EXCEPTIONS = Path(__file__).with_name("weight_exceptions.toml")
 _NAMED = 12
@@ -45,6 +56,10 @@ class ConfigRule:
     pattern: str
     harmless: str
     reason: str
+
+    def covers(self, key: ConfigKey) -> bool:
+        """Say whether `key` is such a key, at a value with which it matters."""
+        return fnmatch.fnmatchcase(key.path, self.pattern) and repr(key.value) != self.harmless
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +107,7 @@ def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
     findings: list[Finding] = []
     measured: dict[str, Any] = {}
     shared = {name for serving in evidence.servings for name, _ in serving.shared}
-    borrowed = _borrowed(evidence)
+    lent = borrowed(evidence)
     for role in ("target", "drafter"):
         loads = evidence.of(role)
         source = f"probe: {role}'s load_weights on {len(loads)} rank(s)"
@@ -100,9 +115,9 @@ def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
         findings += _unusable(role, loads, source)
         if not usable:
             continue
-        fates = _fates(evidence, role)
+        fates = fates_of(evidence, role)
         findings.append(_keys(role, usable, fates, exceptions, source))
-        findings.append(_parameters(role, usable, exceptions, borrowed if role == "drafter" else set(), source))
+        findings.append(_parameters(role, usable, exceptions, lent if role == "drafter" else set(), source))
         if role == "drafter":
             findings += _vocabulary(evidence.config, fates, source)
         measured[role] = {
@@ -180,7 +195,7 @@ def _unusable(role: str, loads: Sequence[Load], source: str) -> list[Finding]:
     return findings
 
 
-def _fates(evidence: Evidence, role: str) -> dict[str, Fate]:
+def fates_of(evidence: Evidence, role: str) -> dict[str, Fate]:
     """Return each key's fate over all ranks; reading its values is use only for a scalar, not for a matrix."""
     scalars = {key.name for load in evidence.of(role) for key in load.keys if math.prod(key.shape) == 1}
     return {
@@ -235,7 +250,7 @@ def _keys(role: str, loads: Sequence[Load], fates: Mapping[str, Fate], exception
     )
 
 
-class _State(enum.Enum):
+class State(enum.Enum):
     """What is known of one parameter."""
 
     FILLED = enum.auto()
@@ -244,27 +259,28 @@ class _State(enum.Enum):
     LACKING = enum.auto()
 
 
-def _state(role: str, parameter: Parameter, exceptions: Exceptions, shared: set[str]) -> _State:
+def state_of(role: str, parameter: Parameter, exceptions: Exceptions, shared: set[str]) -> State:
+    """Return what is known of one parameter; `shared` are the drafter's tensors that rightly are the target's."""
     if parameter.written and not parameter.untouched:
-        return _State.FILLED if parameter.exact else _State.UNSURE
+        return State.FILLED if parameter.exact else State.UNSURE
     is_shared = parameter.name in shared or shared.intersection(parameter.aliases)
     if is_shared or exceptions.reason(role, "parameter", parameter.name):
-        return _State.EXCUSED
-    return _State.UNSURE if parameter.unseen_change else _State.LACKING
+        return State.EXCUSED
+    return State.UNSURE if parameter.unseen_change else State.LACKING
 
 
 def _parameters(role: str, loads: Sequence[Load], exceptions: Exceptions, shared: set[str], source: str) -> Finding:
     looked_at = [
-        (_state(role, parameter, exceptions, shared), parameter)
+        (state_of(role, parameter, exceptions, shared), parameter)
         for load in loads
         for parameter in load.parameters
         if parameter.kind != "attribute" and parameter.elements
     ]
     seen = len(looked_at)
     elements = sum(parameter.elements for _, parameter in looked_at)
-    excused = sum(state is _State.EXCUSED for state, _ in looked_at)
-    unsure = {parameter.name for state, parameter in looked_at if state is _State.UNSURE}
-    lacking = {parameter.name: parameter for state, parameter in looked_at if state is _State.LACKING}
+    excused = sum(state is State.EXCUSED for state, _ in looked_at)
+    unsure = {parameter.name for state, parameter in looked_at if state is State.UNSURE}
+    lacking = {parameter.name: parameter for state, parameter in looked_at if state is State.LACKING}
     if not seen:
         return Finding(
             "WGT004",
@@ -359,7 +375,7 @@ def _config(keys: Sequence[ConfigKey], rules: Iterable[ConfigRule]) -> Finding:
         f"{key.path} = {key.value!r} ({rule.reason})"
         for key in keys
         for rule in rules
-        if fnmatch.fnmatchcase(key.path, rule.pattern) and not key.read and repr(key.value) != rule.harmless
+        if not key.read and rule.covers(key)
     ]
     if unread:
         return Finding(
@@ -383,7 +399,7 @@ def _config(keys: Sequence[ConfigKey], rules: Iterable[ConfigRule]) -> Finding:
     )
 
 
-def _borrowed(evidence: Evidence) -> set[str]:
+def borrowed(evidence: Evidence) -> set[str]:
     """Return the drafter's tensors that rightly are the target's: filled there, and of the shape the drafter has.
 
     A drafter without `lm_head` of its own is given the target's by vLLM 0.32.0 (v1/spec_decode/llm_base_proposer.py),
