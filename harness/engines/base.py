@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from harness.engines.surface import Surface
 from harness.errors import EnvironmentFault
 from harness.measure.endpoint import Endpoint
 from harness.servers.spec import Phase, ServerSpec
@@ -90,6 +91,15 @@ class Adapter(Protocol):
 
         Raises:
             HarnessError: the server answers, and waiting longer cannot help.
+
+        """
+        ...
+
+    def surface(self, identity: EngineIdentity, launch: Launch, base_url: str) -> Surface:
+        """Return what a running server shows, after a generation of its own.
+
+        Raises:
+            HarnessError: a page cannot be had.
 
         """
         ...

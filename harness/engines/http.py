@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
 import requests
 
+from harness.engines.surface import Metric, metrics_of
 from harness.errors import EvidenceError, ServerError
 from harness.measure.endpoint import CounterReading, Endpoint, Prompt
 
@@ -15,6 +17,11 @@ __all__ = ["HttpEndpoint", "prove"]
 
 _TIMEOUT = (5.0, 300.0)
 """Seconds to connect, and between bytes: far above any request here. A dead server is the watchdog's to notice."""
+
+SETTLE_S = 3.0
+"""How long a page is given to catch up with an answer. Engines may answer before they count."""
+
+POLL_S = 0.05
 
 
 class HttpEndpoint:
@@ -71,6 +78,18 @@ class HttpEndpoint:
 
         for family in text_string_to_metric_families(self._read("/metrics", remedy=remedy).text):
             yield from family.samples
+
+    def metrics(self, expected: Collection[str], *, remedy: str) -> dict[str, Metric]:
+        """Return what `/metrics` shows, after at most `SETTLE_S` seconds for the `expected` names to be there.
+
+        Raises EvidenceError if it cannot be had.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            found = metrics_of(self._read("/metrics", remedy=remedy).text)
+            if found.keys() >= set(expected) or time.monotonic() > deadline:
+                return found
+            time.sleep(POLL_S)
 
 
 class _Checked(Endpoint, Protocol):

@@ -20,7 +20,8 @@ from packaging.version import InvalidVersion, Version
 
 from harness.engines import sglang_kernels
 from harness.engines.base import BadSign, EngineIdentity, Launch, server_spec
-from harness.engines.http import HttpEndpoint, prove
+from harness.engines.http import POLL_S, HttpEndpoint, prove
+from harness.engines.surface import WARM_UP_TOKENS, Surface
 from harness.errors import EnvironmentFault, EvidenceError, UsageError
 from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit, Witness
 from harness.servers.spec import Phase, ServerSpec
@@ -46,6 +47,9 @@ _PHASES = (
 _VERIFY_CALLS = "sglang:spec_verify_calls_total"
 """Counter of verify steps, added when a request ends (observability/metrics_collector.py, 0.5.15 to 0.5.23)."""
 
+_GAUGES = ("sglang:spec_accept_length", "sglang:spec_accept_rate")
+"""What dashboards show of speculation (observability/metrics_collector.py, 0.5.23); set every few verify steps."""
+
 _LOG_INTERVAL = 10
 """Decode steps between two updates of the scheduler's average (40 by default: a short run would never see one)."""
 
@@ -53,7 +57,10 @@ _SIMULATED = "SGLANG_SIMULATE_ACC_LEN"
 """Above 0, verification is bypassed and this length reported (environ.py, speculative/eagle_utils.py, 0.5.23)."""
 
 _SETTLE_S = 3.0
-_POLL_S = 0.05
+
+_INFO_REMEDY = "the server must answer its own information page"
+
+_METRICS_REMEDY = "check that --enable-metrics reaches the server and that nothing filters /metrics"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +203,20 @@ class SglangAdapter:
         remedy = "look in the log for why speculation is off, and whether --speculative-algorithm reached it"
         return prove(self.endpoint(launch, base_url), not_on=remedy, idle=remedy)
 
+    def surface(self, identity: EngineIdentity, launch: Launch, base_url: str) -> Surface:  # noqa: ARG002 -- protocol
+        """Return the metrics, the keys of an answer's `meta_info` and those of the server's information page.
+
+        The information page lists the launch arguments by their names, and what each scheduler says of itself.
+
+        Raises:
+            HarnessError: a page cannot be had.
+
+        """
+        endpoint = self.endpoint(launch, base_url)
+        endpoint.generate(Prompt("surface", token_ids=(1, 2, 3, 5)), WARM_UP_TOKENS)
+        expected = (_VERIFY_CALLS, *_GAUGES) if endpoint.speculative else ()
+        return Surface(endpoint.metrics(expected, remedy=_METRICS_REMEDY), endpoint.names())
+
     def default_runner(self, device: str) -> str:
         """Return "sync" on a CPU, where there is no other, else "overlap"."""
         return "sync" if device == "cpu" else "overlap"
@@ -271,6 +292,7 @@ class SglangEndpoint(HttpEndpoint):
         self._drafts = self._proposed = self._accepted = 0
         self._positions: list[int] = []
         self._contradiction = ""
+        self._meta: set[str] = set()
         self._calls_before: float | None = None
         self._begun = False
 
@@ -365,7 +387,7 @@ class SglangEndpoint(HttpEndpoint):
             seen = tuple(each for each in (self._verify_calls(), self._average()) if each is not None)
             if all(each.agrees for each in seen) or time.monotonic() > deadline:
                 return seen
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
 
     def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:  # noqa: ARG002
         """Raise EvidenceError: SGLang returns log-probabilities, from which the size of a logit cannot be had."""
@@ -373,6 +395,20 @@ class SglangEndpoint(HttpEndpoint):
             f"{self.label}: SGLang gives no logits, so a near-tie cannot be told from a fault",
             remedy="judge losslessness in float32 (dtype of the pair), where outputs must be equal",
         )
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Return the keys that answers had in `meta_info`, and those of the server's information page, by their place.
+
+        Raises EvidenceError if the page cannot be had.
+        """
+        page = self._read(self._info(), remedy=_INFO_REMEDY).json()
+        states = page.get("internal_states") or [{}]
+        keys = {*page, *(f"internal_states.{name}" for state in states for name in state)}
+        with self._lock:
+            return {"meta_info": tuple(sorted(self._meta)), "server_info": tuple(sorted(keys))}
+
+    def _info(self) -> str:
+        return self._names.info if self._names is not None else "/server_info"
 
     def _begin(self) -> None:
         """Note where the server's own totals stand, and reset what can be reset, before the first request."""
@@ -389,6 +425,7 @@ class SglangEndpoint(HttpEndpoint):
     def _count(self, meta: Mapping[str, Any], tokens: int) -> None:
         with self._lock:
             self._answers += 1
+            self._meta.update(meta)
             names = self._names
             if names is None and any(name.startswith("spec_") for name in meta):
                 names = self._names = next((row for row in _table() if set(row.fields) <= set(meta)), None)
@@ -418,8 +455,8 @@ class SglangEndpoint(HttpEndpoint):
         return f"meta_info {self._names.verify}, {self._names.accepted}, {self._names.histogram}{looked}"
 
     def _calls(self) -> float | None:
-        remedy = "check that --enable-metrics reaches the server and that nothing filters /metrics"
-        found = [sample.value for sample in self._samples(remedy=remedy) if sample.name == _VERIFY_CALLS]
+        samples = self._samples(remedy=_METRICS_REMEDY)
+        found = [sample.value for sample in samples if sample.name == _VERIFY_CALLS]
         return sum(found) if found else None
 
     def _verify_calls(self) -> Witness | None:
@@ -431,8 +468,8 @@ class SglangEndpoint(HttpEndpoint):
         return Witness(f"/metrics {_VERIFY_CALLS}", "verify steps", calls - (self._calls_before or 0.0), drafts, drafts)
 
     def _average(self) -> Witness | None:
-        path = self._names.info if self._names is not None else "/server_info"
-        answer = self._read(path, remedy="the server must answer its own information page").json()
+        path = self._info()
+        answer = self._read(path, remedy=_INFO_REMEDY).json()
         states = answer.get("internal_states") or [{}]
         says = [state["avg_spec_accept_length"] for state in states if state.get("avg_spec_accept_length") is not None]
         with self._lock:

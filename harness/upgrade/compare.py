@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.errors import EvidenceError
 from harness.upgrade import acceptance, config, coverage, environment, features, identity, outputs, surface, verdicts
-from harness.upgrade.model import Change, Compared, Context, lost
+from harness.upgrade.model import Compared, Context, lost
 from harness.upgrade.recorded import at, need
 from harness.verdict import Finding, Judgement, Verdict
 
@@ -58,6 +58,8 @@ def compare(old_case: Mapping[str, Any], new_case: Mapping[str, Any]) -> Judgeme
 
 
 class _LackingError(Exception):
+    """One side (`side`) does not have `what`."""
+
     def __init__(self, side: str, what: str) -> None:
         super().__init__(what)
         self.side, self.what = side, what
@@ -66,7 +68,7 @@ class _LackingError(Exception):
 def _read(topic: Callable[[Mapping[str, Any]], Any], side: str, case: Mapping[str, Any]) -> Any:
     """Return what a topic takes from one side.
 
-    A record that has been cut or edited may hold anything: what a topic cannot read is missing, whatever it stumbles on.
+    A record that was cut or edited may hold anything: what a topic cannot read is missing, whatever it stumbles on.
     """
     try:
         return topic(case)
@@ -83,7 +85,7 @@ def _compared(topic: _Topic, old: Mapping[str, Any], new: Mapping[str, Any], con
             sides.append(_read(topic.read, side, case))
         except _LackingError as error:
             findings.append(lost(error.side, error.what))
-    return Compared(tuple(findings)) if findings else topic.judge(*sides, context)
+    return Compared(tuple(findings)) if findings else topic.judge(sides[0], sides[1], context)
 
 
 def _facts(case: Mapping[str, Any]) -> tuple[str, str, dict[str, str], bool, str]:

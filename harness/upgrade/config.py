@@ -56,7 +56,7 @@ def _nested(leaves: tuple[ConfigKey, ...]) -> dict[str, Any]:
 def judge(old: Facts, new: Facts, context: Context) -> Compared:
     """Judge the keys that the old version read.
 
-    Codes: UPG012 a key that changes what the drafter computes is newly ignored, UPG002 a key that one side does not list.
+    Codes: UPG012 a key that changes what the drafter computes is newly ignored, UPG002 a key that one side lacks.
     """
     findings = [
         lost("new" if path in old.keys else "old", f"the config key {path}")
@@ -92,7 +92,7 @@ def judge(old: Facts, new: Facts, context: Context) -> Compared:
                 source=source,
                 cause=context.cause(
                     f"{context.engine} {context.new_version} "
-                    + (f"newly asks for {', '.join(looked)}" if looked else "looks for the setting elsewhere, or has none")
+                    + (f"newly asks for {', '.join(looked)}" if looked else "has no such setting, or elsewhere")
                 ),
                 remedy="put the setting where the new version reads it (`draftgate check` says where), or stay on "
                 f"{context.old_version}",

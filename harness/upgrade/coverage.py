@@ -65,9 +65,7 @@ def read(case: Mapping[str, Any]) -> Facts:
 
 def _loaded(found: Evidence, role: str, place: Any, exceptions: Exceptions, lent: set[str]) -> Loaded:
     here = tuple(
-        load
-        for load in found.of(role)
-        if (load.place.dp_rank, load.place.rank) == (place.dp_rank, place.rank)
+        load for load in found.of(role) if (load.place.dp_rank, load.place.rank) == (place.dp_rank, place.rank)
     )
     tensors = {
         each.name: each for load in here for each in load.parameters if each.kind != "attribute" and each.elements
@@ -88,10 +86,11 @@ def judge(old: Facts, new: Facts, context: Context) -> Compared:
     Codes: UPG010 keys that landed and no longer do, UPG011 tensors that are newly not filled (INVALID where that can
     no longer be told), UPG002 a rank or key that one side did not look at.
     """
-    findings: list[Finding] = []
+    findings = [
+        lost("new" if rank in old.ranks else "old", f"a load of the {rank[0]} on rank {rank[2]}")
+        for rank in sorted(old.ranks.keys() ^ new.ranks.keys())
+    ]
     changes: list[Change] = []
-    for rank in sorted(old.ranks.keys() ^ new.ranks.keys()):
-        findings.append(lost("new" if rank in old.ranks else "old", f"a load of the {rank[0]} on rank {rank[2]}"))
     for role in _ROLES:
         both = [(old.ranks[rank], new.ranks[rank]) for rank in sorted(old.ranks.keys() & new.ranks.keys())
                 if rank[0] == role]  # fmt: skip
@@ -123,7 +122,10 @@ def _keys(role: str, both: Sequence[tuple[Loaded, Loaded]], exceptions: Exceptio
     changes = (
         *(Change(topic, Kind.WORSE, f"{role}: {name}", "landed", fate) for name, fate in sorted(dropped.items())),
         *(Change(topic, Kind.BETTER, f"{role}: {name}", "landed nowhere", "landed") for name in sorted(regained)),
-        *(Change(topic, Kind.DIFFERENT, f"{role}: {name}", "landed", "ignored by design") for name in sorted(by_design)),
+        *(
+            Change(topic, Kind.DIFFERENT, f"{role}: {name}", "landed", "ignored by design")
+            for name in sorted(by_design)
+        ),
     )
     seen = len(set().union(*(before.fates for before, _ in both)))
     source = f"probe: {role}'s load_weights on {len(both)} rank(s)"

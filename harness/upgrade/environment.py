@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -78,7 +79,7 @@ def read_startup(case: Mapping[str, Any]) -> dict[str, Started]:
     for label, facts in need(measured(case, "startup"), "servers", dict).items():
         timeline = need(facts, "timeline", list)
         phases: dict[str, float] = {}
-        for (begun, phase), (ended, _) in zip(timeline, timeline[1:], strict=False):
+        for (begun, phase), (ended, _) in itertools.pairwise(timeline):
             phases[phase] = phases.get(phase, 0.0) + ended - begun
         seconds = at(facts, "started_in_s")
         if not isinstance(seconds, (int, float)):
@@ -90,23 +91,25 @@ def read_startup(case: Mapping[str, Any]) -> dict[str, Started]:
 def judge_startup(old: Mapping[str, Started], new: Mapping[str, Started], context: Context) -> Compared:
     """List how long each server took to start. Codes: UPG061, always PASS; UPG002 a server that one side lacks."""
     findings = [
-        lost("new" if kind in old else "old", f"the start-up of the {kind} server") for kind in sorted(old.keys() ^ new.keys())
+        lost("new" if kind in old else "old", f"the start-up of the {kind} server")
+        for kind in sorted(old.keys() ^ new.keys())
     ]
     changes = []
     for kind in sorted(old.keys() & new.keys()):
         was, now = old[kind], new[kind]
-        moved = max(was.phases.keys() | now.phases.keys(), key=lambda phase: abs(_step(was, now, phase)), default="")
+        phases = {phase: _step(was, now, phase) for phase in (*was.phases, *now.phases)}
+        moved = max(phases, key=lambda phase: abs(phases[phase]))
         findings.append(
             Finding(
                 "UPG061",
                 Verdict.PASS,
                 f"the {kind} server of {context.new_version} was ready after {now.seconds:.1f} s, "
-                f"{was.seconds:.1f} s before; most of the difference: {moved or 'nothing'} {_step(was, now, moved):+.1f} s",
+                f"{was.seconds:.1f} s before; most moved: {moved}, {phases[moved]:+.1f} s",
                 n=1,
                 source="start-up timelines, one start each: listed, not judged",
             )
         )
-        for phase in (*was.phases, *(each for each in now.phases if each not in was.phases)):
+        for phase in phases:
             before, after = _seconds(was, phase), _seconds(now, phase)
             if before != after:
                 changes.append(Change("start-up", Kind.DIFFERENT, f"{kind}: {phase}", before, after))

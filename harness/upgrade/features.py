@@ -169,7 +169,7 @@ def _layers(before: Fed, after: Fed, where: str, context: Context) -> Compared:
 
 
 def _shift(olds: Sequence[frozenset[str] | None], news: Sequence[frozenset[str] | None], context: Context) -> str:
-    """Return what the change looks like: all slots moved by one number, the same layers in another order, or neither."""
+    """Return what the change looks like: all slots moved by one number, another order, or neither."""
     engine = f"{context.engine} {context.new_version}"
     moves = [
         {int(b.split()[1]) - int(a.split()[1]) for a in was - {FINAL_NORM} for b in now - {FINAL_NORM}}

@@ -87,7 +87,7 @@ def judge(old: Facts, new: Facts, context: Context) -> Compared:
                 n=len(both),
                 source=source,
                 cause=context.cause(_cause(side, old, new)) if worse else "",
-                remedy="a canary has no near-ties, so this is no rounding: see the losslessness suite of the new version"
+                remedy="a canary has no near-ties, so this is no rounding: see the new version's losslessness suite"
                 if worse
                 else "",
             )

@@ -84,7 +84,7 @@ def _rebuild(kind: Any, data: Any, path: str) -> Any:
         return tuple(
             _rebuild(part, item, f"{path}[{index}]") for index, (part, item) in enumerate(zip(each, data, strict=True))
         )
-    if dataclasses.is_dataclass(kind) and isinstance(data, Mapping):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(data, Mapping):
         lacking = [name for name, _ in _types(kind) if name not in data]
         if lacking:
             raise EvidenceError(f"{path}.{lacking[0]}")
@@ -100,7 +100,7 @@ def _rebuild(kind: Any, data: Any, path: str) -> Any:
 
 
 @functools.cache
-def _types(kind: Any) -> tuple[tuple[str, Any], ...]:
+def _types(kind: type) -> tuple[tuple[str, Any], ...]:
     hints = typing.get_type_hints(kind)
     return tuple((each.name, hints[each.name]) for each in dataclasses.fields(kind))
 

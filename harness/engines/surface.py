@@ -1,0 +1,91 @@
+"""What an engine shows to dashboards and launch scripts: metrics with their types, keys of answers, flags."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from harness.errors import EvidenceError
+
+__all__ = ["WARM_UP_TOKENS", "Metric", "Surface", "declared_flags", "metrics_of"]
+
+WARM_UP_TOKENS = 64
+"""Output tokens to ask for before looking: more than ten verify steps, for what is updated every few of them."""
+
+_OF_A_KIND = {"le", "quantile"}
+"""Labels that a histogram and a summary always have."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One metric: its type as the page declares it, its label names, its help text."""
+
+    type: str
+    labels: tuple[str, ...]
+    help: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Surface:
+    """The metrics by the name that a query uses, and other names by where they stand ("flags", "meta_info")."""
+
+    metrics: Mapping[str, Metric]
+    names: Mapping[str, tuple[str, ...]]
+
+
+def metrics_of(page: str) -> dict[str, Metric]:
+    """Return the metrics on a page in Prometheus' text format; a histogram counts once, without its suffixes.
+
+    Raises EvidenceError if it is no such page.
+    """
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 -- 60 ms at import
+
+    found = {}
+    try:
+        for family in text_string_to_metric_families(page):
+            labels = {name for sample in family.samples for name in sample.labels} - _OF_A_KIND
+            # The parser takes the suffix from a counter's name; whoever queries it writes it.
+            counted = [sample.name for sample in family.samples if not sample.name.endswith("_created")]
+            plain = family.type == "counter" and counted
+            found[counted[0] if plain else family.name] = Metric(
+                family.type, tuple(sorted(labels)), family.documentation
+            )
+    except ValueError as error:
+        raise EvidenceError(f"/metrics is not in Prometheus' text format: {error}") from error
+    return found
+
+
+def declared_flags(files: Iterable[Path]) -> tuple[str, ...]:
+    """Return the flags that parsers in these source files declare, read and not run.
+
+    That is the names given to `add_argument`, and a flag for each field of a class named `...FrontendArgs` (vLLM makes
+    flags of them: entrypoints/openai/cli_args.py, 0.28.0, entrypoints/launchers/cli_args.py, 0.32.0). Raises
+    EvidenceError if a file cannot be read, or there is no flag.
+    """
+    flags: set[str] = set()
+    for file in files:
+        try:
+            flags.update(_flags(ast.parse(file.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, SyntaxError) as error:
+            raise EvidenceError(f"{file}: the launch flags cannot be read: {error}") from error
+    if not flags:
+        raise EvidenceError("no source file declares a launch flag", remedy="extend harness/engines for this release")
+    return tuple(sorted(flags))
+
+
+def _flags(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            yield from (
+                each.value
+                for each in node.args
+                if isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value.startswith("--")
+            )
+        elif isinstance(node, ast.ClassDef) and node.name.endswith("FrontendArgs"):
+            yield from (
+                f"--{each.target.id.replace('_', '-')}"
+                for each in node.body
+                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+            )
