@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from harness.errors import EvidenceError
 from harness.measure.endpoint import Counts
 from harness.upgrade.model import Change, Compared, Context, Kind, lost, shown
-from harness.upgrade.recorded import at, judgements, measured, need
+from harness.upgrade.recorded import Side, at, judgements, measured, need
 from harness.verdict import Finding, Verdict
 
 __all__ = ["judge", "read"]
@@ -25,30 +25,42 @@ class Facts:
     source: str
 
 
-def read(case: Mapping[str, Any]) -> Facts:
+def read(side: Side) -> Facts:
     """Return the counts. Raises EvidenceError if there are none, or a canary was not held against its oracle."""
-    found = measured(case, "acceptance")
-    prompts = {need(row, "name", str): _counts(row) for row in need(found, "prompts", list)}
+    found = measured(side, "acceptance")
+    k = need(side.case, "pair.k", int)
+    prompts = {need(row, "name", str): _counts(row, k) for row in need(found, "prompts", list)}
     oracle = None
-    if at(case, "pair.canary") is not None:
+    if at(side.case, "pair.canary") is not None:
         verdicts = [
             finding["verdict"]
-            for item in judgements(case, "acceptance")
+            for item in judgements(side, "acceptance")
             for finding in at(item, "findings")
             if finding["code"] == "ACC020"
         ]
         if not verdicts:
             raise EvidenceError("the comparison with the canary's oracle (ACC020)")
         oracle = verdicts[0] == Verdict.PASS
-    totals = _counts(need(found, "totals", dict))
+    totals = _counts(need(found, "totals", dict), k)
+    if totals != _sum(prompts.values()):
+        raise EvidenceError("counts that add up (the totals are not the sum over the prompts)")
     if not totals.drafts:
         raise EvidenceError("a verify step (no draft was counted)")
     return Facts(prompts, totals, oracle, str(at(found, "source")))
 
 
-def _counts(row: Mapping[str, Any]) -> Counts:
-    numbers = {name: at(row, name) for name in ("drafts", "draft_tokens", "accepted")}
-    return Counts(**numbers, per_position=tuple(need(row, "per_position", list)))
+def _counts(row: Mapping[str, Any], k: int) -> Counts:
+    numbers = [at(row, name) for name in ("drafts", "draft_tokens", "accepted")]
+    positions = need(row, "per_position", list)
+    if len(positions) != k or not all(isinstance(each, int) for each in (*numbers, *positions)):
+        raise EvidenceError(f"whole counts of {k} positions (it has {row})")
+    return Counts(numbers[0], numbers[1], numbers[2], tuple(positions))
+
+
+def _sum(counts: Collection[Counts]) -> Counts:
+    numbers = [sum(getattr(each, name) for each in counts) for name in ("drafts", "draft_tokens", "accepted")]
+    positions = tuple(map(sum, zip(*(each.per_position for each in counts), strict=True)))
+    return Counts(numbers[0], numbers[1], numbers[2], positions)
 
 
 def judge(old: Facts, new: Facts, context: Context) -> Compared:
@@ -78,6 +90,9 @@ def judge(old: Facts, new: Facts, context: Context) -> Compared:
             )
         )
         return Compared(tuple(findings), changes)
+    if apart and old.oracle and new.oracle:
+        text = f"a comparison with the canary's oracle that can be right: both sides equal it, and {apart[0]!r} differs"
+        return Compared((*findings, lost("old", text), lost("new", text)))
     worse = bool(apart) and not new.oracle and (old.oracle or new.totals.accepted < old.totals.accepted)
     if apart:
         kind = Kind.WORSE if worse else Kind.BETTER if new.oracle else Kind.DIFFERENT

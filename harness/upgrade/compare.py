@@ -9,7 +9,7 @@ from typing import Any
 from harness.errors import EvidenceError
 from harness.upgrade import acceptance, config, coverage, environment, features, identity, outputs, surface, verdicts
 from harness.upgrade.model import Compared, Context, lost
-from harness.upgrade.recorded import at, need
+from harness.upgrade.recorded import Side, at, need
 from harness.verdict import Finding, Judgement, Verdict
 
 __all__ = ["compare", "compare_records"]
@@ -19,7 +19,7 @@ __all__ = ["compare", "compare_records"]
 class _Topic:
     """What to take from each side (raises EvidenceError naming what is not there), and how to judge the two."""
 
-    read: Callable[[Mapping[str, Any]], Any]
+    read: Callable[[Side], Any]
     judge: Callable[[Any, Any, Context], Compared]
 
 
@@ -44,14 +44,15 @@ def compare(old_case: Mapping[str, Any], new_case: Mapping[str, Any]) -> Judgeme
     is FAIL, what only one side has seen is INVALID, what is merely different is in `measurements["changes"]`. Cases
     that are not of the same pair, prompts, checkpoints and device are INVALID, and nothing else is looked at.
     """
+    old, new = Side(old_case), Side(new_case)
     try:
-        versions, context = _context(old_case, new_case)
+        versions, context = _context(old, new)
     except _LackingError as error:
         return Judgement(verdicts.OWN, (lost(error.side, error.what),))
-    same = _compared(_IDENTITY, old_case, new_case, context)
+    same = _compared(_IDENTITY, old, new, context)
     done = [same]
     if all(finding.verdict is Verdict.PASS for finding in same.findings):
-        done += [_compared(topic, old_case, new_case, context) for topic in _TOPICS]
+        done += [_compared(topic, old, new, context) for topic in _TOPICS]
     changes = [dataclasses.asdict(change) for each in done for change in each.changes]
     findings = tuple(dict.fromkeys(finding for each in done for finding in each.findings))
     return Judgement(verdicts.OWN, findings, {**versions, "changes": changes})
@@ -65,40 +66,40 @@ class _LackingError(Exception):
         self.side, self.what = side, what
 
 
-def _read(topic: Callable[[Mapping[str, Any]], Any], side: str, case: Mapping[str, Any]) -> Any:
+def _read(take: Callable[[Side], Any], name: str, side: Side) -> Any:
     """Return what a topic takes from one side.
 
     A record that was cut or edited may hold anything: what a topic cannot read is missing, whatever it stumbles on.
     """
     try:
-        return topic(case)
+        return take(side)
     except EvidenceError as error:
-        raise _LackingError(side, error.message) from error
+        raise _LackingError(name, error.message) from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise _LackingError(side, f"readable evidence ({type(error).__name__}: {error})") from error
+        raise _LackingError(name, f"readable evidence ({type(error).__name__}: {error})") from error
 
 
-def _compared(topic: _Topic, old: Mapping[str, Any], new: Mapping[str, Any], context: Context) -> Compared:
+def _compared(topic: _Topic, old: Side, new: Side, context: Context) -> Compared:
     sides, findings = [], []
-    for side, case in (("old", old), ("new", new)):
+    for name, side in (("old", old), ("new", new)):
         try:
-            sides.append(_read(topic.read, side, case))
+            sides.append(_read(topic.read, name, side))
         except _LackingError as error:
             findings.append(lost(error.side, error.what))
     return Compared(tuple(findings)) if findings else topic.judge(sides[0], sides[1], context)
 
 
-def _facts(case: Mapping[str, Any]) -> tuple[str, str, dict[str, str], bool, str]:
+def _facts(side: Side) -> tuple[str, str, dict[str, str], bool, str]:
     return (
-        need(case, "engine.engine", str),
-        need(case, "engine.version", str),
-        environment.read_packages(case),
-        at(case, "pair.canary") is not None,
-        need(case, "pair.dtype", str),
+        need(side.case, "engine.engine", str),
+        need(side.case, "engine.version", str),
+        environment.read_packages(side),
+        at(side.case, "pair.canary") is not None,
+        need(side.case, "pair.dtype", str),
     )
 
 
-def _context(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[dict[str, Any], Context]:
+def _context(old: Side, new: Side) -> tuple[dict[str, Any], Context]:
     engine, was, before, canary, dtype = _read(_facts, "old", old)
     _, now, after, _, _ = _read(_facts, "new", new)
     versions = {"engine": engine, "old": was, "new": now}

@@ -12,7 +12,7 @@ from harness.errors import EvidenceError
 from harness.gate.weights import load_exceptions
 from harness.probe.facts import ConfigKey
 from harness.upgrade.model import Change, Compared, Context, Kind, lost, shown
-from harness.upgrade.recorded import evidence
+from harness.upgrade.recorded import Side
 from harness.verdict import Finding, Verdict
 
 __all__ = ["judge", "read"]
@@ -27,9 +27,9 @@ class Facts:
     absent: frozenset[str]
 
 
-def read(case: Mapping[str, Any]) -> Facts:
+def read(side: Side) -> Facts:
     """Return the reads of the drafter's config. Raises EvidenceError if none was seen."""
-    found = evidence(case)
+    found = side.evidence
     if not any(key.read for key in found.config):
         raise EvidenceError("reads of the drafter's config")
     meanings = {key.path: rule.reason for rule in load_exceptions(found.engine, found.engine_version).config

@@ -10,7 +10,7 @@ from harness.errors import EvidenceError
 from harness.gate.weights import Exceptions, State, borrowed, fates_of, load_exceptions, state_of
 from harness.probe.facts import Evidence, Fate, Parameter
 from harness.upgrade.model import Change, Compared, Context, Kind, lost, shown
-from harness.upgrade.recorded import evidence
+from harness.upgrade.recorded import Side
 from harness.verdict import Finding, Verdict
 
 __all__ = ["judge", "read"]
@@ -42,9 +42,9 @@ class Facts:
     exceptions: Exceptions
 
 
-def read(case: Mapping[str, Any]) -> Facts:
+def read(side: Side) -> Facts:
     """Return what was loaded, per role and rank. Raises EvidenceError naming what could not be followed."""
-    found = evidence(case)
+    found = side.evidence
     exceptions = load_exceptions(found.engine, found.engine_version)
     lent = borrowed(found)
     ranks: dict[Rank, Loaded] = {}
@@ -59,6 +59,10 @@ def read(case: Mapping[str, Any]) -> Facts:
                 raise EvidenceError(f"keys of {where}")
             if not any(each.elements for each in load.parameters):
                 raise EvidenceError(f"tensors of {where}")
+            names = {name for each in load.parameters for name in (each.name, *each.aliases)}
+            homeless = sorted({name for key in load.keys for name in key.landed} - names)
+            if homeless:
+                raise EvidenceError(f"the tensor {homeless[0]} in {where}, where a key landed")
             ranks[role, load.place.dp_rank, load.place.rank] = _loaded(found, role, load.place, exceptions, lent)
     return Facts(ranks, exceptions)
 

@@ -6,11 +6,10 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from harness.errors import EvidenceError
 from harness.upgrade.model import Change, Compared, Context, Kind, lost
-from harness.upgrade.recorded import at, measured, need
+from harness.upgrade.recorded import Side, at, measured, need
 from harness.verdict import Finding, Verdict
 
 __all__ = ["judge_packages", "judge_startup", "read_packages", "read_startup", "suspects"]
@@ -33,9 +32,9 @@ def _rank(package: str) -> int:
     return next((rank for rank, pattern in enumerate(_RELEVANT) if re.fullmatch(pattern, package)), len(_RELEVANT))
 
 
-def read_packages(case: Mapping[str, Any]) -> dict[str, str]:
+def read_packages(side: Side) -> dict[str, str]:
     """Return the versions of every package, and of Python. Raises EvidenceError if they were not recorded."""
-    return {"python": need(case, "engine.python_version", str), **need(case, "engine.packages", dict)}
+    return {"python": need(side.case, "engine.python_version", str), **need(side.case, "engine.packages", dict)}
 
 
 def _apart(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
@@ -73,10 +72,10 @@ class Started:
     phases: Mapping[str, float]
 
 
-def read_startup(case: Mapping[str, Any]) -> dict[str, Started]:
+def read_startup(side: Side) -> dict[str, Started]:
     """Return each server's start-up by kind, "spec" or "plain". Raises EvidenceError if it was not recorded."""
     made = {}
-    for label, facts in need(measured(case, "startup"), "servers", dict).items():
+    for label, facts in need(measured(side, "startup"), "servers", dict).items():
         timeline = need(facts, "timeline", list)
         phases: dict[str, float] = {}
         for (begun, phase), (ended, _) in itertools.pairwise(timeline):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from harness.errors import EvidenceError
 from harness.probe.facts import Capture, Proposal, Serving
 from harness.upgrade.model import Change, Compared, Context, Kind, lost
-from harness.upgrade.recorded import evidence
+from harness.upgrade.recorded import Side
 from harness.verdict import Finding, Verdict
 
 __all__ = ["judge", "read"]
@@ -34,9 +33,9 @@ class Fed:
     classes: str
 
 
-def read(case: Mapping[str, Any]) -> dict[Rank, Fed]:
+def read(side: Side) -> dict[Rank, Fed]:
     """Return what each rank was fed. Raises EvidenceError if a rank saw no proposal, or no layer was compared."""
-    found = evidence(case)
+    found = side.evidence
     if not found.servings:
         raise EvidenceError("evidence of a drafter at work")
     ranks = {}
@@ -104,17 +103,22 @@ def judge(old: Mapping[Rank, Fed], new: Mapping[Rank, Fed], context: Context) ->
 
 def _width(before: Fed, after: Fed, where: str, context: Context) -> Compared:
     source = f"probe, {where}"
-    was, now = (f"{list(each.widths)}, projection sees {list(each.projected)}" for each in (before, after))
+    was, now = (
+        f"{list(each.widths)}, projection sees {list(each.projected)}"
+        + (f", bypassed in {each.went_around} of {each.proposals} proposals" if each.went_around else "")
+        for each in (before, after)
+    )
     wrong = []
     if after.widths != before.widths:
         wrong.append(f"features of width {list(after.widths)} reach the drafter, {list(before.widths)} before")
     if after.went_around > before.went_around:
         wrong.append(f"the projection is bypassed in {after.went_around} of {after.proposals} proposals")
-    elif after.projected != before.projected:
+    elif before.projected and after.projected != before.projected:
         wrong.append(f"the projection is given {list(after.projected)}, {list(before.projected)} before")
     if not wrong:
+        mended = (Change("features", Kind.BETTER, f"{where}: width", was, now),) if was != now else ()
         text = f"the features are as wide as before: {list(after.widths)}"
-        return Compared((Finding("UPG020", Verdict.PASS, text, n=after.proposals, source=source),))
+        return Compared((Finding("UPG020", Verdict.PASS, text, n=after.proposals, source=source),), mended)
     finding = Finding(
         "UPG020",
         Verdict.FAIL,

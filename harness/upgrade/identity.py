@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from harness.errors import EvidenceError
 from harness.pairs.model import Pair
 from harness.upgrade.model import Compared, Context, shown
-from harness.upgrade.recorded import at, need
+from harness.upgrade.recorded import Side, at, need
 from harness.verdict import Finding, Verdict
 
 __all__ = ["judge", "read"]
@@ -23,11 +21,11 @@ _SOFT = {"python", "system", "memory_bytes", "cores"}
 Facts = dict[str, str]
 
 
-def read(case: Mapping[str, Any]) -> Facts:
+def read(side: Side) -> Facts:
     """Return, by name, what must be the same on both sides. Raises EvidenceError naming what the record lacks."""
     facts: Facts = {}
     for each in dataclasses.fields(Pair):
-        value = at(case, f"pair.{each.name}")
+        value = at(side.case, f"pair.{each.name}")
         if each.name == "workload":
             if "prompts_file" not in value:
                 raise EvidenceError("pair.workload.prompts_file")
@@ -35,9 +33,9 @@ def read(case: Mapping[str, Any]) -> Facts:
         if each.name not in _PATHS:
             facts[f"pair.{each.name}"] = repr(value)
     for path in ("target.digest", "drafter.digest", "prompts.digest", "engine.engine", "runner_asked", "device"):
-        facts[path] = need(case, path, str)
-    need(case, "machine.cpu", str)
-    facts |= {f"machine.{name}": repr(value) for name, value in at(case, "machine").items() if name not in _SOFT}
+        facts[path] = need(side.case, path, str)
+    need(side.case, "machine.cpu", str)
+    facts |= {f"machine.{name}": repr(value) for name, value in at(side.case, "machine").items() if name not in _SOFT}
     return facts
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from harness.errors import EvidenceError
 from harness.upgrade.model import Change, Compared, Context, Kind, lost, shown
-from harness.upgrade.recorded import at, judgements, measured, need
+from harness.upgrade.recorded import Side, at, judgements, measured, need
 from harness.verdict import Finding, Verdict, worst
 
 __all__ = ["judge", "read"]
 
-_SIDES = {"spec": "with speculation", "plain": "without speculation"}
+_MODES = {"spec": "with speculation", "plain": "without speculation"}
 
 Tokens = tuple[int, ...]
 
@@ -26,17 +25,17 @@ class Facts:
     lossless: Verdict
 
 
-def read(case: Mapping[str, Any]) -> Facts:
+def read(side: Side) -> Facts:
     """Return the outputs. Raises EvidenceError naming a prompt that has none."""
-    outputs: dict[str, dict[str, Tokens]] = {side: {} for side in _SIDES}
-    for row in need(measured(case, "losslessness"), "comparisons", list):
+    outputs: dict[str, dict[str, Tokens]] = {mode: {} for mode in _MODES}
+    for row in need(measured(side, "losslessness"), "comparisons", list):
         name = need(row, "name", str)
         first = need(row, "segments", list)[0]  # later ones go on from the plain output behind a difference
-        for side, found in outputs.items():
-            found[name] = tuple(need(first, side, list))
+        for mode, found in outputs.items():
+            found[name] = tuple(need(first, mode, list))
             if not all(isinstance(token, int) for token in found[name]):
-                raise EvidenceError(f"the token ids of prompt {name!r}, {_SIDES[side]}")
-    verdicts = [Verdict(at(item, "verdict")) for item in judgements(case, "losslessness")]
+                raise EvidenceError(f"the token ids of prompt {name!r}, {_MODES[mode]}")
+    verdicts = [Verdict(at(item, "verdict")) for item in judgements(side, "losslessness")]
     return Facts(outputs, worst(verdicts))
 
 
@@ -50,19 +49,19 @@ def judge(old: Facts, new: Facts, context: Context) -> Compared:
     """
     findings: list[Finding] = []
     changes: list[Change] = []
-    for code, side in (("UPG040", "spec"), ("UPG041", "plain")):
-        before, after = old.outputs[side], new.outputs[side]
+    for code, mode in (("UPG040", "spec"), ("UPG041", "plain")):
+        before, after = old.outputs[mode], new.outputs[mode]
         findings += [
-            lost("new" if name in before else "old", f"the output of prompt {name!r}, {_SIDES[side]}")
+            lost("new" if name in before else "old", f"the output of prompt {name!r}, {_MODES[mode]}")
             for name in sorted(before.keys() ^ after.keys())
         ]
         both = [name for name in before if name in after]
         apart = [name for name in both if before[name] != after[name]]
-        broken = side == "spec" and new.lossless is Verdict.FAIL and old.lossless is not Verdict.FAIL
+        broken = mode == "spec" and new.lossless is Verdict.FAIL and old.lossless is not Verdict.FAIL
         worse = bool(apart) and (context.canary or broken)
         source = "token ids of the losslessness suite"
         if not apart:
-            text = f"the outputs {_SIDES[side]} are the same tokens"
+            text = f"the outputs {_MODES[mode]} are the same tokens"
             findings.append(Finding(code, Verdict.PASS, text, n=len(both), source=source))
             continue
         first = apart[0]
@@ -72,7 +71,7 @@ def judge(old: Facts, new: Facts, context: Context) -> Compared:
             Change(
                 "outputs",
                 Kind.WORSE if worse else Kind.DIFFERENT,
-                f"{_SIDES[side]}: {len(apart)} of {len(both)} prompts ({shown(apart)}), first at {place}",
+                f"{_MODES[mode]}: {len(apart)} of {len(both)} prompts ({shown(apart)}), first at {place}",
                 was,
                 now,
             )
@@ -81,12 +80,12 @@ def judge(old: Facts, new: Facts, context: Context) -> Compared:
             Finding(
                 code,
                 Verdict.FAIL if worse else Verdict.PASS,
-                f"{len(apart)} of {len(both)} outputs {_SIDES[side]} changed, the first at {place}",
+                f"{len(apart)} of {len(both)} outputs {_MODES[mode]} changed, the first at {place}",
                 expected=f"{place}: {was}",
                 actual=f"{place}: {now}",
                 n=len(both),
                 source=source,
-                cause=context.cause(_cause(side, old, new)) if worse else "",
+                cause=context.cause(_cause(mode, old, new)) if worse else "",
                 remedy="a canary has no near-ties, so this is no rounding: see the new version's losslessness suite"
                 if worse
                 else "",
@@ -103,7 +102,7 @@ def _apart(before: Tokens, after: Tokens) -> tuple[int, str, str]:
     return position, str(before[position]), str(after[position])
 
 
-def _cause(side: str, old: Facts, new: Facts) -> str:
-    if side == "plain" or old.outputs["plain"] != new.outputs["plain"]:
+def _cause(mode: str, old: Facts, new: Facts) -> str:
+    if mode == "plain" or old.outputs["plain"] != new.outputs["plain"]:
         return "the target itself computes something else, with or without a drafter"
     return "the target still writes the same without speculation: verification or sampling of drafts changed"

@@ -13,7 +13,7 @@ from harness.errors import EvidenceError
 from harness.probe.facts import Evidence
 from harness.verdict import Verdict
 
-__all__ = ["at", "evidence", "judgements", "measured", "need"]
+__all__ = ["Side", "at", "judgements", "measured", "need"]
 
 T = TypeVar("T")
 
@@ -37,17 +37,17 @@ def need(data: Any, path: str, kind: type[T]) -> T:
     return value
 
 
-def judgements(case: Mapping[str, Any], suite: str) -> list[Mapping[str, Any]]:
+def judgements(side: Side, suite: str) -> list[Mapping[str, Any]]:
     """Return what the tests of one suite concluded. Raises EvidenceError if there is nothing."""
-    found = [item for item in need(case, "judgements", list) if at(item, "suite") == suite]
+    found = [item for item in need(side.case, "judgements", list) if at(item, "suite") == suite]
     if not found:
         raise EvidenceError(f"a judgement of the suite {suite}")
     return found
 
 
-def measured(case: Mapping[str, Any], suite: str) -> Mapping[str, Any]:
+def measured(side: Side, suite: str) -> Mapping[str, Any]:
     """Return what a suite measured. Raises EvidenceError, with what the suite says itself, if it measured nothing."""
-    found = judgements(case, suite)
+    found = judgements(side, suite)
     for item in found:
         if item.get("measurements"):
             return need(item, "measurements", dict)
@@ -60,13 +60,20 @@ def measured(case: Mapping[str, Any], suite: str) -> Mapping[str, Any]:
     raise EvidenceError(f"measurements of the suite {suite}" + "".join(reasons[:1]))
 
 
-def evidence(case: Mapping[str, Any]) -> Evidence:
-    """Return the probe's evidence. Raises EvidenceError if the record has none, or only the reason why."""
-    data = at(case, "evidence")
-    if not isinstance(data, Mapping):
-        raise EvidenceError(f"evidence (it is {_short(data)})")
-    made: Evidence = _rebuild(Evidence, data, "evidence")
-    return made
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One side of a comparison: a case as the record holds it."""
+
+    case: Mapping[str, Any]
+
+    @functools.cached_property
+    def evidence(self) -> Evidence:
+        """Return the probe's evidence. Raises EvidenceError if the record has none, or only the reason why."""
+        data = at(self.case, "evidence")
+        if not isinstance(data, Mapping):
+            raise EvidenceError(f"evidence (it is {_short(data)})")
+        made: Evidence = _rebuild(Evidence, data, "evidence")
+        return made
 
 
 def _rebuild(kind: Any, data: Any, path: str) -> Any:

@@ -6,12 +6,11 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 from harness.engines.surface import Metric
 from harness.errors import EvidenceError
 from harness.upgrade.model import Change, Compared, Context, Kind, lost, shown
-from harness.upgrade.recorded import at, measured, need
+from harness.upgrade.recorded import Side, at, measured, need
 from harness.verdict import Finding, Verdict
 
 __all__ = ["judge", "read"]
@@ -31,9 +30,9 @@ class Facts:
     names: Mapping[str, frozenset[str]]
 
 
-def read(case: Mapping[str, Any]) -> Facts:
+def read(side: Side) -> Facts:
     """Return what the speculative server showed. Raises EvidenceError if it was not read."""
-    servers = need(measured(case, "startup"), "servers", dict)
+    servers = need(measured(side, "startup"), "servers", dict)
     found = [facts["surface"] for label, facts in servers.items() if label.endswith("-spec") and "surface" in facts]
     if not found:
         raise EvidenceError("the surface of the speculative server (metrics, flags, keys of answers)")

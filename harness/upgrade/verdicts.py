@@ -9,7 +9,7 @@ from typing import Any
 from harness.errors import EvidenceError
 from harness.report.table import SUITES
 from harness.upgrade.model import Change, Compared, Context, Kind, lost
-from harness.upgrade.recorded import at, need
+from harness.upgrade.recorded import Side, at, need
 from harness.verdict import Finding, Verdict, worst
 
 __all__ = ["OWN", "judge", "read"]
@@ -44,10 +44,10 @@ class Facts:
     not_asked: frozenset[str]
 
 
-def read(case: Mapping[str, Any]) -> Facts:
+def read(side: Side) -> Facts:
     """Return what each suite concluded. Raises EvidenceError for a verdict that its findings do not bear out."""
     found: dict[str, list[Mapping[str, Any]]] = {}
-    for item in need(case, "judgements", list):
+    for item in need(side.case, "judgements", list):
         suite = need(item, "suite", str)
         findings = need(item, "findings", list)
         verdict = Verdict(at(item, "verdict"))
@@ -60,7 +60,7 @@ def read(case: Mapping[str, Any]) -> Facts:
         verdict = worst([Verdict(finding["verdict"]) for finding in findings])
         red = [finding for finding in findings if finding["verdict"] != Verdict.PASS]
         suites[suite] = Suite(verdict, tuple(sorted(red, key=lambda finding: finding["verdict"] != verdict)))
-    return Facts(suites, frozenset(at(case, "not_asked")))
+    return Facts(suites, frozenset(at(side.case, "not_asked")))
 
 
 def judge(old: Facts, new: Facts, context: Context) -> Compared:
