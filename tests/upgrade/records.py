@@ -13,7 +13,7 @@ from harness.measure.endpoint import Counts
 from harness.measure.outputs import Comparison, LosslessnessRun, Segment
 from harness.pairs.model import Expectations, Pair
 from harness.report.record import RunFolder
-from harness.verdict import Finding, Judgement, Verdict
+from harness.verdict import Finding, Judgement, Verdict, worst
 from tests.gate.evidence import config, evidence, key, load, parameter, proposal, serving
 
 PAIR = Pair("small", "/a/pairs.toml", "eagle3", 4, "bfloat16", canary="small", expect=Expectations(768, (2, 4, 5)))
@@ -83,7 +83,7 @@ def judgements():
 def record(folder: Path):
     """Return the record of one healthy case, written and read back."""
     run = RunFolder.create(folder)
-    suites = {name: made for name, made in judgements().items()}
+    suites = judgements()
     run.write_run(
         started="2026-11-30T10:00:00Z", command="draftgate run",
         machine={"cpu": "a CPU", "cores": 2, "memory_bytes": 1, "system": "Linux", "python": "3.11.7"},
@@ -117,3 +117,12 @@ def case(made):
 def measured(of, suite):
     """Return a suite's measurements, to be broken in place."""
     return next(item["measurements"] for item in of["judgements"] if item["suite"] == suite)
+
+
+def judged(of, suite, code, verdict):
+    """Let a suite say that something is not well; other findings of it stay as they are."""
+    item = next(item for item in of["judgements"] if item["suite"] == suite)
+    finding = {**item["findings"][0], "code": code, "verdict": verdict, "summary": "not well"}
+    finding |= {"cause": "what the suite says", "remedy": "what the suite advises"}
+    item["findings"] = [each for each in item["findings"] if each["code"] != code] + [finding]
+    item["verdict"] = worst([Verdict(each["verdict"]) for each in item["findings"]])
