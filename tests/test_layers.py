@@ -20,6 +20,7 @@ ORDER = (
     "convert",
     "gate",
     "report",
+    "upgrade",
     "diagnose",
 )
 COMMON = {"errors", "files", "steps", "verdict"}

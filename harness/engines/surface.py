@@ -17,6 +17,9 @@ WARM_UP_TOKENS = 64
 _OF_A_KIND = {"le", "quantile"}
 """Labels that a histogram and a summary always have."""
 
+_BOOKKEEPING = "_created"
+"""What the Python exporter adds to each counter and histogram as a gauge of its own: when it was made."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
@@ -46,12 +49,11 @@ def metrics_of(page: str) -> dict[str, Metric]:
     try:
         for family in text_string_to_metric_families(page):
             labels = {name for sample in family.samples for name in sample.labels} - _OF_A_KIND
+            if family.name.endswith(_BOOKKEEPING):
+                continue
             # The parser takes the suffix from a counter's name; whoever queries it writes it.
-            counted = [sample.name for sample in family.samples if not sample.name.endswith("_created")]
-            plain = family.type == "counter" and counted
-            found[counted[0] if plain else family.name] = Metric(
-                family.type, tuple(sorted(labels)), family.documentation
-            )
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            found[name] = Metric(family.type, tuple(sorted(labels)), family.documentation)
     except ValueError as error:
         raise EvidenceError(f"/metrics is not in Prometheus' text format: {error}") from error
     return found

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines import sglang, sglang_kernels
+from harness.engines import http, sglang, sglang_kernels
 from harness.engines.base import EngineIdentity, Launch
 from harness.engines.sglang import SglangAdapter, SglangEndpoint
 from harness.errors import EnvironmentFault, EvidenceError, ServerError, UsageError
@@ -271,3 +271,23 @@ def test_ready(serve):
 def test_near_ties_cannot_be_judged(ask):
     with pytest.raises(EvidenceError, match="no logits"):
         ask().next_token_logits((1,), 2)
+
+
+def test_the_surface(serve, monkeypatch):
+    monkeypatch.setattr(http, "SETTLE_S", 0.0)
+    states = [{"avg_spec_accept_length": 2.0}]
+    metrics = '# TYPE sglang:spec_verify_calls_total counter\nsglang:spec_verify_calls_total{model_name="x"} 3.0\n'
+    info = json.dumps({"speculative_num_steps": 4, "internal_states": states})
+    url = serve(Server(**{"/metrics": metrics, "/server_info": info}).pages)
+    found = ADAPTER.surface(identity(), launch(), url)
+    assert found.metrics["sglang:spec_verify_calls_total"].labels == ("model_name",)
+    assert found.names["meta_info"] == tuple(sorted(META))
+    assert found.names["server_info"] == (
+        "internal_states", "internal_states.avg_spec_accept_length", "speculative_num_steps",
+    )  # fmt: skip
+
+
+def test_a_surface_whose_page_is_gone(serve, monkeypatch):
+    monkeypatch.setattr(http, "SETTLE_S", 0.0)
+    with pytest.raises(EvidenceError, match="/server_info"):
+        ADAPTER.surface(identity(), launch(), serve(Server(**{"/server_info": 404}).pages))

@@ -1,11 +1,13 @@
 """The vLLM adapter's own logic: command lines, answers, refusals. What vLLM really does is in tests/engine."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import requests
 
+from harness.engines import http
 from harness.engines.base import EngineIdentity, Launch, identify
 from harness.engines.vllm import DISTRIBUTIONS, TRITON_CPU, VllmAdapter, VllmEndpoint
 from harness.errors import EnvironmentFault, EvidenceError, ServerError
@@ -187,3 +189,46 @@ def test_identify_refuses_a_python_without_the_engine():
         identify("vllm", ("no-such-distribution",), Path(sys.executable))
     with pytest.raises(EnvironmentFault, match="could not be asked"):
         identify("vllm", DISTRIBUTIONS, Path("/no/such/python"))
+
+
+SPECULATION = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+DECLARED = "".join(f"# TYPE vllm:spec_decode_num_{name}_total counter\n" for name in SPECULATION)
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """An installed vLLM as far as its launch parser goes."""
+    for path in ("engine/arg_utils.py", "entrypoints/launchers/cli_args.py"):
+        source = tmp_path / "vllm" / path
+        source.parent.mkdir(parents=True)
+        source.write_text(f'parser.add_argument("--{source.stem.replace("_", "-")}")\n')
+    return dataclasses.replace(IDENTITY, site_packages=tmp_path)
+
+
+def test_the_surface_waits_for_what_is_counted_after_the_answer(serve, installed):
+    pages = [DECLARED.splitlines()[0], DECLARED + COUNTERS]
+    url = serve({
+        "/v1/completions": answer(token_ids=[7]), "/metrics": lambda: pages.pop(0) if len(pages) > 1 else pages[0],
+    })  # fmt: skip
+    found = ADAPTER.surface(installed, launch(), url)
+    assert set(found.metrics) == {f"vllm:spec_decode_num_{name}_total" for name in SPECULATION}
+    assert found.metrics["vllm:spec_decode_num_accepted_tokens_per_pos_total"].labels == ("engine", "position")
+    assert found.names == {"flags": ("--arg-utils", "--cli-args")}
+
+
+def test_a_surface_without_what_is_expected_is_what_it_is(serve, installed, monkeypatch):
+    monkeypatch.setattr(http, "SETTLE_S", 0.0)
+    url = serve({"/v1/completions": answer(token_ids=[7]), "/metrics": "# TYPE vllm:x gauge\nvllm:x 1.0\n"})
+    assert list(ADAPTER.surface(installed, launch(), url).metrics) == ["vllm:x"]
+
+
+def test_a_surface_without_the_parsers_source(serve):
+    url = serve({"/v1/completions": answer(token_ids=[7]), "/metrics": DECLARED + COUNTERS})
+    with pytest.raises(EvidenceError, match="launch flags"):
+        ADAPTER.surface(IDENTITY, launch(), url)
+
+
+def test_a_renamed_counter_is_named_with_what_it_may_be_now(serve):
+    renamed = COUNTERS.replace("num_drafts_total", "drafts_total")
+    with pytest.raises(EvidenceError, match="the nearest name there is vllm:spec_decode_drafts_total"):
+        VllmEndpoint(serve({"/metrics": renamed}), "x", speculative=True).counters()

@@ -1,5 +1,6 @@
 """A case prepares its checkpoints and prompts, and refuses what cannot be judged; servers are tests/servers' matter."""
 
+import contextlib
 import dataclasses
 import json
 import types
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from harness.engines.base import EngineIdentity
+from harness.engines.surface import Surface
 from harness.engines.vllm import VllmAdapter
-from harness.errors import CheckpointError, ServerError, UsageError
+from harness.errors import CheckpointError, EvidenceError, ServerError, UsageError
 from harness.gate.case import Case, _Watched, prepare
 from harness.measure.endpoint import Prompt
 from harness.pairs.model import Expectations, Pair, Workload
@@ -133,8 +135,6 @@ def test_a_lost_connection_names_the_log():
         log_path = Path("/the/log")
 
         def busy(self):
-            import contextlib
-
             return contextlib.nullcontext()
 
     def lost(*_):
@@ -196,3 +196,45 @@ def test_a_server_that_starts_again_leaves_no_evidence_of_the_one_before(cache, 
     assert note.exists(), "what was seen stays readable while the other server runs"
     case.server(speculative=True)
     assert list((tmp_path / "evidence").iterdir()) == []
+
+
+class Shown:
+    """An adapter whose server shows something, or cannot."""
+
+    name = "vllm"
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def spec(self, identity, launch):
+        return types.SimpleNamespace(name=launch.label, command=lambda port: [str(port)], env=())
+
+    def ready(self, launch, url):
+        return {}
+
+    def surface(self, identity, launch, url):
+        assert launch.drafter is not None
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "recorded"),
+    [
+        (Surface({}, {"flags": ("--x",)}), Surface({}, {"flags": ("--x",)})),
+        (EvidenceError("/metrics answered 404"), {"missing": "/metrics answered 404"}),
+        (ConnectionError("gone"), {"missing": "gone"}),
+    ],
+)
+def test_what_the_speculative_server_shows_or_why_not(cache, tmp_path, answer, recorded):
+    running = types.SimpleNamespace(
+        port=1, base_url="http://127.0.0.1:1", started_in_s=1.0, timeline=(), proof={}, log_path=tmp_path / "log",
+        busy=contextlib.nullcontext,
+    )  # fmt: skip
+    case = make(SMALL, cache, tmp_path)
+    case.adapter = Shown(answer)
+    running.spec = case.adapter.spec(None, case._plain_launch)
+    case.pool = types.SimpleNamespace(holds=lambda _: True, get=lambda *_: running)
+    assert case.launch_facts(speculative=True)["surface"] == recorded
+    assert "surface" not in case.launch_facts(speculative=False)
