@@ -85,8 +85,8 @@ class RunFolder:
         _write(path, _read(path) | facts)
 
     def read_case(self, case_id: str) -> dict[str, Any]:
-        """Return a case as it will be in the record: its facts, and what was concluded so far."""
-        return _case(self.case(case_id))
+        """Return a case as it will be in the record, with what was concluded so far, and with the run's machine."""
+        return {"machine": _read(self.path / "run.json").get("machine"), **_case(self.case(case_id))}
 
     def write_judgement(self, case_id: str, test: str, judgement: Judgement, *, seconds: float) -> None:
         """Store what one test of a suite concluded, with all that it rests on."""

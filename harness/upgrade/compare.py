@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from harness.errors import EvidenceError
+from harness.report.table import UPGRADE
 from harness.upgrade import acceptance, config, coverage, environment, features, identity, outputs, surface, verdicts
 from harness.upgrade.model import Compared, Context, lost
 from harness.upgrade.recorded import Side, at, need
@@ -40,7 +41,8 @@ _TOPICS = (
 def compare(old_case: Mapping[str, Any], new_case: Mapping[str, Any]) -> Judgement:
     """Judge a case of the new version against the same case of the old one.
 
-    Both are cases as `record.json` holds them (docs/record.md), each with the record's `machine` added. What is worse
+    Both are cases as `record.json` holds them (docs/record.md), with the record's `machine`, as `RunFolder.read_case`
+    returns them. What is worse
     is FAIL, what only one side has seen is INVALID, what is merely different is in `measurements["changes"]`. Cases
     that are not of the same pair, prompts, checkpoints and device are INVALID, and nothing else is looked at.
     """
@@ -48,14 +50,14 @@ def compare(old_case: Mapping[str, Any], new_case: Mapping[str, Any]) -> Judgeme
     try:
         versions, context = _context(old, new)
     except _LackingError as error:
-        return Judgement(verdicts.OWN, (lost(error.side, error.what),))
+        return Judgement(UPGRADE, (lost(error.side, error.what),))
     same = _compared(_IDENTITY, old, new, context)
     done = [same]
     if all(finding.verdict is Verdict.PASS for finding in same.findings):
         done += [_compared(topic, old, new, context) for topic in _TOPICS]
     changes = [dataclasses.asdict(change) for each in done for change in each.changes]
     findings = tuple(dict.fromkeys(finding for each in done for finding in each.findings))
-    return Judgement(verdicts.OWN, findings, {**versions, "changes": changes})
+    return Judgement(UPGRADE, findings, {**versions, "changes": changes})
 
 
 class _LackingError(Exception):
@@ -109,8 +111,8 @@ def _context(old: Side, new: Side) -> tuple[dict[str, Any], Context]:
 def compare_records(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Judgement]:
     """Judge each case of the new record against its partner in the old one; returns the judgements by case id.
 
-    Partners have the same pair, engine, runner and device. A case without one is INVALID, as are two of a kind, and
-    records without a case.
+    Partners have the same pair, engine, runner, device and side (of a run that has two itself). A case without one is
+    INVALID, as are two of a kind, and records without a case.
     """
     sides = {"old": _cases(old), "new": _cases(new)}
     judged: dict[str, Judgement] = {}
@@ -121,9 +123,9 @@ def compare_records(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
             judged[news[0].get("id", name)] = compare(olds[0], news[0])
         else:
             findings = tuple(_partners(name, {"old": len(olds), "new": len(news)}))
-            judged[(news or olds)[0].get("id", name)] = Judgement(verdicts.OWN, findings)
+            judged[(news or olds)[0].get("id", name)] = Judgement(UPGRADE, findings)
     if not judged:
-        judged["(no case)"] = Judgement(verdicts.OWN, (lost("old", "a case"), lost("new", "a case")))
+        judged["(no case)"] = Judgement(UPGRADE, (lost("old", "a case"), lost("new", "a case")))
     return judged
 
 
@@ -145,5 +147,5 @@ def _cases(record: Mapping[str, Any]) -> dict[tuple[str, ...], list[Mapping[str,
                 names.append(str(at(case, path)))
             except EvidenceError:
                 names.append("?")
-        found.setdefault(tuple(names), []).append(with_machine)
+        found.setdefault((*names, *filter(None, [case.get("side")])), []).append(with_machine)
     return found

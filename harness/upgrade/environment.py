@@ -18,12 +18,15 @@ _RELEVANT = (
     r"vllm.*|sglang.*",
     r"torch",
     r"transformers",
-    r"flashinfer.*|flash-attn.*",
+    r"flashinfer.*|flash-attn.*|driver",
     r"triton.*|pytorch-triton.*",
     r"sgl-.*|torch.*|xformers|xgrammar|outlines.*",
     r"nvidia-.*|cuda.*|compressed-tensors|safetensors|tokenizers|numpy",
 )
 """What can change what an engine computes, the likeliest first."""
+
+_BELOW = ("driver", "system")
+"""What of the machine is below the packages."""
 
 _NAMED = 3
 
@@ -33,8 +36,13 @@ def _rank(package: str) -> int:
 
 
 def read_packages(side: Side) -> dict[str, str]:
-    """Return the versions of every package, and of Python. Raises EvidenceError if they were not recorded."""
-    return {"python": need(side.case, "engine.python_version", str), **need(side.case, "engine.packages", dict)}
+    """Return the versions of every package, of Python, system and driver. Raises EvidenceError if there are none."""
+    below = {name: str(value) for name, value in need(side.case, "machine", dict).items() if name in _BELOW}
+    return {
+        "python": need(side.case, "engine.python_version", str),
+        **below,
+        **need(side.case, "engine.packages", dict),
+    }
 
 
 def _apart(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

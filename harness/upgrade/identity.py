@@ -15,8 +15,8 @@ __all__ = ["judge", "read"]
 _PATHS = {"source", "target", "drafter", "rebuild"}
 """Where a pair lies on one machine; the digests say what lies there."""
 
-_SOFT = {"python", "system", "memory_bytes", "cores"}
-"""Facts of a machine that may differ: nothing here is timed."""
+_SOFT = {"python", "system", "memory_bytes", "cores", "driver"}
+"""Facts of a machine that may differ: nothing here is timed, and system and driver are listed with the packages."""
 
 Facts = dict[str, str]
 

@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.errors import EvidenceError
-from harness.report.table import SUITES
+from harness.report.table import SUITES, UPGRADE
 from harness.upgrade.model import Change, Compared, Context, Kind, lost
 from harness.upgrade.recorded import Side, at, need
 from harness.verdict import Finding, Verdict, worst
 
-__all__ = ["OWN", "judge", "read"]
-
-OWN = "upgrade"
-"""The suite that this package judges: it is not compared with itself."""
+__all__ = ["judge", "read"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +73,7 @@ def judge(old: Facts, new: Facts, context: Context) -> Compared:
     findings: list[Finding] = []
     changes: list[Change] = []
     names = [*SUITES, *sorted((old.suites.keys() | new.suites.keys()) - set(SUITES))]
-    for suite in (name for name in names if name != OWN):
+    for suite in (name for name in names if name != UPGRADE):
         if suite in old.not_asked and suite in new.not_asked:
             continue
         missing = [side for side, facts in (("old", old), ("new", new)) if suite not in facts.suites]

@@ -40,6 +40,14 @@ def test_record(run):
     assert made["verdict"] == "PASS"
 
 
+def test_a_case_is_read_back_with_the_runs_machine(run):
+    run.write_run(machine={"cpu": "x"})
+    run.write_case("c", pair="p")
+    run.write_judgement("c", "test_weights", judgement(), seconds=0)
+    made = run.read_case("c")
+    assert (made["machine"], made["pair"], made["judgements"][0]["suite"]) == ({"cpu": "x"}, "p", "weights")
+
+
 def test_an_empty_run_is_invalid(run):
     assert run.assemble(complete=True)["verdict"] == "INVALID"
 

@@ -483,6 +483,18 @@ def test_records_are_matched_by_pair_engine_runner_and_device(old, new):
     assert "the new version's record lacks" in red(judgements["small-vllm-v2"], "UPG002", Verdict.INVALID).summary
 
 
+def test_runs_that_have_two_sides_themselves_are_matched_side_by_side(old, new):
+    for record in (old, new):
+        record["cases"].append(copy.deepcopy(record["cases"][0]))
+        for item, side in zip(record["cases"], ("old", "new"), strict=True):
+            item.update(id=f"small-vllm-v1-{side}", side=side)
+    judgements = compare_records(old, new)
+    assert {name: each.verdict for name, each in judgements.items()} == {
+        "small-vllm-v1-old": Verdict.PASS,
+        "small-vllm-v1-new": Verdict.PASS,
+    }
+
+
 def test_two_cases_of_a_kind_and_no_case_at_all(old, new):
     twice = {**new, "cases": new["cases"] * 2}
     assert "it has 2" in red(compare_records(old, twice)["small-vllm-v1"], "UPG002", Verdict.INVALID).summary
@@ -542,6 +554,8 @@ def required(of):
 
 def test_what_is_missing_on_either_side_is_never_a_pass(old):
     whole = case(old)
+    whole["evidence"].update(loads=loads(whole, "target", 0) + loads(whole, "drafter", 0))
+    whole["evidence"].update(servings=whole["evidence"]["servings"][:1])
     places = list(required(whole))
     assert len(places) > 150
     passed = []
