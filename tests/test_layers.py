@@ -20,6 +20,7 @@ ORDER = (
     "convert",
     "gate",
     "report",
+    "baseline",
     "diagnose",
 )
 COMMON = {"errors", "files", "steps", "verdict"}

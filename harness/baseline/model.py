@@ -139,9 +139,7 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     log_ratios: dict[_Positive, Annotated[list[_LogRatio], msgspec.Meta(min_length=2)]]
 
     @classmethod
-    def of(
-        cls, log_ratios: dict[int, list[float]], *, prompts: int, tokens: int, interleaved: bool
-    ) -> Throughput:
+    def of(cls, log_ratios: dict[int, list[float]], *, prompts: int, tokens: int, interleaved: bool) -> Throughput:
         """Return the section for some log ratios, rounded to 1e-5: a thousandth of what rounds differ by."""
         rounded = {load: [round(value, 5) for value in log_ratios[load]] for load in sorted(log_ratios)}
         speed_up = {load: round(math.exp(sum(values) / len(values)), 3) for load, values in rounded.items()}

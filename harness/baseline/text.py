@@ -15,11 +15,13 @@ import msgspec
 from harness.baseline.model import SCHEMA, Baseline, CaseFacts
 from harness.errors import UsageError
 
-__all__ = ["parse", "path_of", "read", "render"]
+__all__ = ["parse", "path_of", "read", "read_all", "render"]
 
-_HEADER = "# A reference of draftgate, written by `draftgate bless` and not by hand. docs/baselines.md explains each key.\n"
+_HEADER = (
+    "# A reference of draftgate, written by `draftgate bless` and not by hand. docs/baselines.md explains each key.\n"
+)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_REMEDY = "take the file back from version control, or bless a run again"
+_REMEDY = "take the file back from version control, or delete it and bless a run again"
 
 
 def path_of(folder: Path, case: CaseFacts) -> Path:
@@ -79,6 +81,13 @@ def read(path: Path) -> Baseline:
     return parse(text, str(path))
 
 
+def read_all(folder: Path) -> dict[Path, Baseline]:
+    """Return every baseline of a folder. Raises UsageError if there is no such folder, or as `read` does."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder of baselines", remedy="make one: `draftgate bless RUN --yes`")
+    return {path: read(path) for path in sorted(folder.glob("*.toml"))}
+
+
 def parse(text: str, source: str) -> Baseline:
     """Return the baseline in a text; `source` names it in errors. Raises UsageError as `read` does."""
     try:
@@ -89,7 +98,7 @@ def parse(text: str, source: str) -> Baseline:
     if type(schema) is not int:
         raise UsageError(f"{source}: schema is {schema!r}, not a number", remedy=_REMEDY)
     if schema != SCHEMA:
-        remedy = "update draftgate" if schema > SCHEMA else "bless a run again"
+        remedy = "update draftgate" if schema > SCHEMA else "delete the file and bless a run again"
         raise UsageError(f"{source}: is of schema {schema}, and this draftgate reads {SCHEMA}", remedy=remedy)
     for key, number in _numbers("", data):
         if not math.isfinite(number):
