@@ -186,9 +186,8 @@ def _against_former(
         )
         for what in beyond
     ]
-    kept = (
-        f"--ratchet: {', '.join(what for what, _ in lower)} would be lower, within noise: the former reference stands"
-    )
+    names = ", ".join(what for what, _ in lower)
+    kept = "" if beyond else f"--ratchet: {names} would be lower, within noise: the former reference stands"
     return Blessing(path, made_of, former_text, words, kept), refused
 
 

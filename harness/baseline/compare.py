@@ -1,8 +1,8 @@
 """A measurement against its baseline: pure judgements, with the uncertainty of both.
 
-The promise is that nothing has become worse by more than a tolerance (`ACCEPT_TOLERANCE`, `SPEED_TOLERANCE`): PASS where
-the lower bound of the change is within it, FAIL where the upper bound is beyond it, INCONCLUSIVE between. The changes are
-those of logarithms, so that a tolerance is a share.
+The promise is that nothing has become worse by more than a tolerance (`ACCEPT_TOLERANCE`, `SPEED_TOLERANCE`): PASS
+where the lower bound of the change is within it, FAIL where the upper bound is beyond it, INCONCLUSIVE between. Changes
+are those of logarithms, so that a tolerance is a share.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ALPHA = 0.05
 """Probability with which each bound errs."""
 
 ACCEPT_TOLERANCE = 0.05
-"""Share by which the accept length may fall: prompts are the same on both sides, so that 5 % is decided by a few dozen."""
+"""Share by which the accept length may fall. Prompts are the same on both sides, so that a few dozen decide it."""
 
 SPEED_TOLERANCE = 0.10
 """Share by which the speed-up may fall. Runs of different days differ by more than the rounds of one do."""
@@ -50,8 +50,8 @@ def accept_change(then: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[
     """Return bounds for log(accept length now / then), from counts per prompt as `Acceptance` has them.
 
     Both sides ran the same prompts, so that prompts are drawn in pairs: what makes one prompt easier than another is
-    common to both and cancels, and what is left holds the uncertainty of both. Resampled is the influence of each prompt
-    on the logarithm, its linear part; tests/baseline/test_compare.py shows by simulation that the bounds err as stated.
+    common to both and cancels, and what is left holds the uncertainty of both. Resampled is the influence of each
+    prompt on the logarithm, its linear part. That the bounds err as stated is shown by tests/baseline/test_compare.py.
     """
     names = sorted(then)
     values = np.zeros(len(names))
@@ -103,9 +103,8 @@ def judge_acceptance(
 
     `differs` names what else is different from the baseline's run, for the likely cause; `source` is the file.
     """
-    if counts.keys() != baseline.counts.keys() or any(
-        len(counts[name]) != len(baseline.counts[name]) for name in counts
-    ):
+    shapes, expected = ({name: len(row) for name, row in each.items()} for each in (counts, baseline.counts))
+    if shapes != expected:
         return Finding(
             "BAS002",
             Verdict.INVALID,

@@ -25,8 +25,11 @@ __all__ = [
 SCHEMA = 1
 
 NEAR_DEAD = DEAD_ACCEPT_LENGTH + 0.10
-"""Accept length below which nothing is a reference: one draft token accepted in seven steps pays for no drafter, and what
-is 5 % below it is within reach of a drafter of random weights (`DEAD_ACCEPT_LENGTH`)."""
+"""Accept length below which nothing is a reference.
+
+One draft token accepted in seven steps pays for no drafter, and what is a few per cent below is within reach of a
+drafter of random weights (`DEAD_ACCEPT_LENGTH`): such a reference would hardly ever turn red.
+"""
 
 _ROUNDING = 1.01e-4
 """What rounding to four places may leave between a derived figure and the one stated."""
@@ -39,7 +42,7 @@ _Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class CaseFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What must be equal for two measurements to be compared at all. Digests are those of the record (docs/record.md)."""
+    """What must be equal for two measurements to be compared at all; the digests are those of the record."""
 
     pair: _Text
     engine: _Text
@@ -80,20 +83,17 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def differences(self, other: Provenance) -> list[str]:
         """Return what differs from `other` in the engine, its packages, its arguments and the machine."""
-        told = []
-        mine, others = msgspec.structs.asdict(self), msgspec.structs.asdict(other)
-        for key in ("distribution", "version", "python", "driver", "system", "arguments", "environment"):
-            if mine[key] != others[key]:
-                told.append(f"{key} {_plain(others[key])} -> {_plain(mine[key])}")
-        for name in sorted(self.packages.keys() | other.packages.keys()):
-            then, now = other.packages.get(name, "none"), self.packages.get(name, "none")
-            if then != now:
-                told.append(f"{name} {then} -> {now}")
-        return told
+        mine, others = (msgspec.structs.asdict(each) | each.packages for each in (self, other))
+        keys = ("distribution", "version", "python", "driver", "system", "arguments", "environment")
+        return [
+            f"{key} {_plain(others.get(key))} -> {_plain(mine.get(key))}"
+            for key in (*keys, *sorted(self.packages.keys() | other.packages.keys()))
+            if mine.get(key) != others.get(key)
+        ]
 
 
 def _plain(value: object) -> str:
-    return " ".join(value) or "none" if isinstance(value, list) else str(value)
+    return (" ".join(value) if isinstance(value, list) else str(value or "")) or "none"
 
 
 class Acceptance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,9 +17,7 @@ from harness.errors import UsageError
 
 __all__ = ["parse", "path_of", "read", "read_all", "render"]
 
-_HEADER = (
-    "# A reference of draftgate, written by `draftgate bless` and not by hand. docs/baselines.md explains each key.\n"
-)
+_HEADER = "# A reference of draftgate, written by `draftgate bless` and not by hand. See docs/baselines.md.\n"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _REMEDY = "take the file back from version control, or delete it and bless a run again"
 
