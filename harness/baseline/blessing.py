@@ -10,11 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from harness.baseline import text
 from harness.baseline.compare import ALPHA, accept_change, speed_change
 from harness.baseline.measured import accept_counts, baseline_of, measurements
-from harness.baseline.model import NEAR_DEAD, Acceptance, Baseline, Throughput
-from harness.errors import HarnessError, UsageError
+from harness.baseline.model import NEAR_DEAD, Baseline
+from harness.errors import EvidenceError, UsageError
 from harness.files import write_atomically
 from harness.measure.statistics import Bounds
 from harness.report.record import SCHEMA
@@ -60,6 +62,26 @@ class Blessing:
         return "\n".join(lines)
 
 
+class _Judgement(msgspec.Struct):
+    suite: str
+    verdict: str
+
+
+class _Case(msgspec.Struct):
+    id: str
+    judgements: list[_Judgement]
+
+
+class _Record(msgspec.Struct):
+    """What blessing needs of a record before it looks into a case."""
+
+    draftgate: str
+    machine: dict[str, Any]
+    not_selected: dict[str, list[str]]
+    never_judged: dict[str, list[str]]
+    cases: list[_Case]
+
+
 def read_run(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the name and the record of a run, given its folder or its record.json.
 
@@ -75,10 +97,10 @@ def read_run(path: Path) -> tuple[str, dict[str, Any]]:
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         schema = record.get("schema") if isinstance(record, dict) else None
         raise UsageError(f"{file}: is of schema {schema}, not {SCHEMA}", remedy="run the suites with this draftgate")
-    kinds = {"machine": dict, "not_selected": dict, "never_judged": dict, "cases": list, "draftgate": str}
-    for key, kind in kinds.items():
-        if not isinstance(record.get(key), kind):
-            raise UsageError(f"{file}: {key} is missing or no {kind.__name__}", remedy="run the suites again")
+    try:
+        msgspec.convert(record, _Record)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{file}: {str(error).replace('$.', '')}", remedy="run the suites again") from error
     return file.resolve().parent.name, record
 
 
@@ -86,13 +108,13 @@ def refusals_of_run(name: str, record: Mapping[str, Any]) -> Iterator[Refusal]:
     """Yield why nothing of this run becomes a reference."""
     if record.get("complete") is not True:
         yield Refusal(name, "the run did not come to its end", "run the suites to the end")
-    if record.get("verdict") != Verdict.PASS:
-        red = [
-            f"{case['id']} {item['suite']} {item['verdict']}"
-            for case in record["cases"]
-            for item in case["judgements"]
-            if item["verdict"] != Verdict.PASS
-        ]
+    red = [
+        f"{case['id']} {item['suite']} {item['verdict']}"
+        for case in record["cases"]
+        for item in case["judgements"]
+        if item["verdict"] != Verdict.PASS
+    ]
+    if red or record.get("verdict") != Verdict.PASS:
         yield Refusal(
             name,
             f"the run is {record.get('verdict')}, not PASS{': ' * bool(red)}{some(red, 6)}",
@@ -117,25 +139,27 @@ def bless(
     if unknown := [case for case in cases if case not in known]:
         raise UsageError(f"--case {unknown[0]}: the run has {', '.join(known) or 'no case'}")
     refused = list(refusals_of_run(name, record))
+    sound = not refused
     made: list[Blessing] = []
     for case in record["cases"]:
         if cases and case["id"] not in cases:
             continue
         subject = f"{name}, {case['id']}"
+        near_dead = list(_near_dead(subject, case))
+        refused += near_dead
+        if near_dead or not sound:
+            continue
         try:
-            near_dead = list(_near_dead(subject, case))
-            if near_dead or refused:
-                refused += near_dead
-                continue
             baseline = baseline_of(record, case, name)
-        except UsageError:
-            raise
-        except HarnessError as error:
+        except EvidenceError as error:
             refused.append(Refusal(subject, error.message, error.remedy))
             continue
         made_of = text.render(baseline)
-        # What cannot be read back is not written.
-        text.parse(made_of, subject)
+        try:
+            text.parse(made_of, subject)
+        except UsageError as error:
+            refused.append(Refusal(subject, f"it could not be read back: {error.message}", "run the suites again"))
+            continue
         blessing, why = _against_former(subject, baseline, made_of, folder, replace=replace, ratchet=ratchet)
         refused += why
         made.append(blessing)
@@ -209,18 +233,10 @@ def _lost(former: Baseline, new: Baseline) -> list[str]:
 
 def _changes(former: Baseline, new: Baseline) -> Iterator[tuple[str, Bounds]]:
     """Yield how each figure moves, as the logarithm of new over former."""
-    yield "accept length", _accept_change(former.acceptance, new.acceptance)
-    yield from _speed_changes(former.throughput, new.throughput)
-
-
-def _accept_change(former: Acceptance, new: Acceptance) -> Bounds:
-    return accept_change(former.counts, new.counts, ALPHA)
-
-
-def _speed_changes(former: Throughput | None, new: Throughput | None) -> Iterator[tuple[str, Bounds]]:
-    if former is not None and new is not None:
-        for load, values in former.log_ratios.items():
-            yield f"speed-up at concurrency {load}", speed_change(values, new.log_ratios[load], ALPHA)
+    yield "accept length", accept_change(former.acceptance.counts, new.acceptance.counts, ALPHA)
+    if former.throughput is not None and new.throughput is not None:
+        for load, values in former.throughput.log_ratios.items():
+            yield f"speed-up at concurrency {load}", speed_change(values, new.throughput.log_ratios[load], ALPHA)
 
 
 def _told(bounds: Bounds) -> str:

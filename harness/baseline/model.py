@@ -84,7 +84,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def differences(self, other: Provenance) -> list[str]:
         """Return what differs from `other` in the engine, its packages, its arguments and the machine."""
         mine, others = (msgspec.structs.asdict(each) | each.packages for each in (self, other))
-        keys = ("distribution", "version", "python", "driver", "system", "arguments", "environment")
+        keys = ("distribution", "version", "python", "arguments", "environment", "driver", "system", "draftgate")
         return [
             f"{key} {_plain(others.get(key))} -> {_plain(mine.get(key))}"
             for key in (*keys, *sorted(self.packages.keys() | other.packages.keys()))

@@ -91,6 +91,10 @@ def with_red():
     return made
 
 
+def good_but_for_a_judgement():
+    return with_red() | {"verdict": "PASS"}
+
+
 def without_a_processor():
     made = good()
     made["machine"]["cpu_flags"] = None
@@ -113,15 +117,17 @@ def without_acceptance():
     ("made", "words"),
     [
         (good(complete=False), "did not come to its end"),
-        (with_red(), "FAIL, not PASS: pair-vllm-v1 startup FAIL"),
-        (good(verdict="INVALID"), "INVALID, not PASS"),
-        (good(verdict="INCONCLUSIVE"), "INCONCLUSIVE, not PASS"),
+        (good_but_for_a_judgement(), "is PASS: it is PASS; pair-vllm-v1 startup FAIL"),
+        (with_red(), "is PASS: it is FAIL; pair-vllm-v1 startup FAIL"),
+        (good(verdict="INVALID"), "is PASS: it is INVALID"),
+        (good(verdict="INCONCLUSIVE"), "is PASS: it is INCONCLUSIVE"),
         (good(not_selected={"pair-vllm-v1": ["losslessness"]}), "left out by hand (-k, a path): losslessness"),
         (good(not_selected={"other": ["weights"]}), "other: refused"),
         (good(never_judged={"pair-vllm-v1": ["weights"]}), "left no judgement: weights"),
         (good({name: [100, 14, 0, 0, 0] for name in COUNTS}), "accept length 1.140 is below 1.15"),
         (without_a_processor(), "the processor or its flags are unknown"),
         (on_an_unknown_gpu(), "the GPU is unknown (unknown: there is no nvidia-smi)"),
+        (good({**COUNTS, "p00": [20, 3, 4, 0, 0]}), "acceptance.counts.p00 rises"),
         (without_acceptance(), "no acceptance was measured"),
     ],
 )
@@ -131,6 +137,14 @@ def test_what_is_no_reference_is_refused(bless, stored, made, words):
     assert words in printed
     assert "remedy: " in printed
     assert stored() == {}
+
+
+def test_every_refused_case_is_named(bless):
+    dead = {name: [100, 1, 0, 0, 0] for name in COUNTS}
+    status, printed = bless(records.record(records.case(dead, name="one"), records.case(dead, name="two")))
+    assert status == 1
+    assert "one-vllm-v1: refused" in printed
+    assert "two-vllm-v1: refused" in printed
 
 
 def test_one_refused_case_keeps_the_others_from_being_written(bless, stored):
@@ -258,7 +272,7 @@ def test_a_former_file_that_cannot_be_read_is_not_overwritten(bless, stored, tmp
         ("{", "no run record"),
         ("[]", "schema None"),
         ('{"schema": 99}', "schema 99"),
-        ('{"schema": 1, "machine": {}}', "not_selected"),
+        ('{"schema": 1, "draftgate": "0", "machine": {}}', "`not_selected`"),
     ],
 )
 def test_what_is_no_record_is_bad_input(tmp_path, capsys, content, words):
