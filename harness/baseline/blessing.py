@@ -117,7 +117,7 @@ def refusals_of_run(name: str, record: Mapping[str, Any]) -> Iterator[Refusal]:
     if red or record.get("verdict") != Verdict.PASS:
         yield Refusal(
             name,
-            f"the run is {record.get('verdict')}, not PASS{': ' * bool(red)}{some(red, 6)}",
+            f"not all of the run is PASS: it is {record.get('verdict')}{'; ' * bool(red)}{some(red, 6)}",
             "mend what is red; a reference is made of what is known to be right",
         )
     for key, why in (("never_judged", "left no judgement"), ("not_selected", "were left out by hand (-k, a path)")):
