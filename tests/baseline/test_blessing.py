@@ -165,6 +165,7 @@ OTHERS = [
     (changed(("pair", "workload", "throughput_tokens"), 32), "throughput.tokens 64 -> 32"),
     (changed(("pair", "side_by_side"), False), "throughput.interleaved True -> False"),
     (good(speeds={1: SPEEDS[1]}), "throughput at concurrency 8"),
+    (good({f"x{name}": row for name, row in COUNTS.items()}), "the prompts that were counted"),
     (good(speeds=None), "throughput, which the run does not measure"),
 ]
 
@@ -180,6 +181,13 @@ def test_another_case_needs_replace(bless, stored, made, words):
     assert stored() == before
     assert bless(made, "--yes", "--replace", name="run-2")[0] == 0
     assert stored() != before
+
+
+def test_a_canary_does_not_silently_become_an_estimate(bless):
+    assert bless(records.record(records.case(COUNTS, canary="small")), "--yes")[0] == 0
+    status, printed = bless(records.record(records.case(COUNTS)), "--yes", name="run-2")
+    assert status == 1
+    assert "acceptance.exact true -> false" in printed
 
 
 def test_another_k_needs_replace(bless, stored):

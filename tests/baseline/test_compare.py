@@ -118,6 +118,16 @@ def test_a_load_that_only_one_side_has_is_invalid(then, now):
     assert ("BAS021", Verdict.INVALID) in throughput(then, now)
 
 
+def test_one_red_load_of_several_needs_stronger_evidence_than_a_single_one():
+    then = [0.40, 0.41, 0.42, 0.41]
+    now = [value - 0.175 + noise for value, noise in zip(then, (0.05, -0.05, 0.03, -0.04), strict=True)]
+    assert throughput({1: then}, {1: now}) == {("BAS020", Verdict.FAIL)}
+    loads = range(1, 9)
+    found = throughput(dict.fromkeys(loads, then), {load: now if load == 1 else then for load in loads})
+    assert ("BAS020", Verdict.INCONCLUSIVE) in found
+    assert ("BAS020", Verdict.FAIL) not in found
+
+
 def test_rounds_of_another_size_are_invalid():
     (finding,) = compare.judge_throughput(speeds(SPEEDS), speeds(SPEEDS, tokens=32))
     assert (finding.code, finding.verdict) == ("BAS002", Verdict.INVALID)
