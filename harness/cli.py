@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import harness
+from harness.baseline import cli as baseline
 from harness.canary import cli as canary
 from harness.checkpoint import cli as inspect
 from harness.contracts import cli as contracts
@@ -89,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.choices["compare"].set_defaults(call=lambda arguments, _: compare.run(arguments))
     diagnose.add_parser(commands)
     commands.choices["diagnose"].set_defaults(call=lambda arguments, _: diagnose.run(arguments))
+    baseline.add_parser(commands)
+    commands.choices["bless"].set_defaults(call=lambda arguments, _: baseline.run(arguments))
     return parser
 
 

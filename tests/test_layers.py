@@ -21,6 +21,7 @@ ORDER = (
     "gate",
     "report",
     "upgrade",
+    "baseline",
     "diagnose",
 )
 COMMON = {"errors", "files", "steps", "verdict"}

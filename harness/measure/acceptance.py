@@ -26,6 +26,7 @@ __all__ = [
     "AcceptanceRun",
     "ExpectedCounts",
     "PromptRecord",
+    "by_position",
     "judge_exact",
     "judge_threshold",
     "measure",
@@ -321,7 +322,7 @@ def _threshold(run: AcceptanceRun, minimum: float, bounds: Bounds, interval: tup
         verdict, cause, remedy = Verdict.PASS, "", ""
     elif upper < minimum:
         verdict = Verdict.FAIL
-        cause = f"acceptance by position, given the one before: {_by_position(run.totals)}"
+        cause = f"acceptance by position, given the one before: {by_position(run.totals)}"
         remedy = "compare the positions with the last good run; run the weights and aux_hidden suites on this pair"
     else:
         verdict = Verdict.INCONCLUSIVE
@@ -335,7 +336,7 @@ def _threshold(run: AcceptanceRun, minimum: float, bounds: Bounds, interval: tup
         verdict,
         f"accept length of {run.label}",
         expected=f"at least {minimum:.2f}",
-        actual=f"{estimate:.3f} at K = {run.k} (by position, given the one before: {_by_position(run.totals)})",
+        actual=f"{estimate:.3f} at K = {run.k} (by position, given the one before: {by_position(run.totals)})",
         n=bounds.n,
         interval=interval,
         source=f"{run.source}; {bounds.method}, each bound at {bounds.alpha:.0%}",
@@ -394,7 +395,7 @@ def _dead_text(run: AcceptanceRun) -> str:
     )
 
 
-def _by_position(totals: Counts) -> str:
+def by_position(totals: Counts) -> str:
     """Return the acceptance rate at each position among the steps that accepted the one before."""
     reached = (totals.drafts, *totals.per_position)
     rates = [f"{now / then:.2f}" if then else "-" for then, now in itertools.pairwise(reached)]

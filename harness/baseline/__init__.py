@@ -1,0 +1,1 @@
+"""Baselines: what a run measured, blessed as the reference that later runs are held against."""

@@ -1,0 +1,310 @@
+"""`draftgate bless`: what it refuses, what it shows, what it writes."""
+
+import copy
+from pathlib import Path
+
+import pytest
+
+from harness import cli, files
+from harness.baseline import text
+from tests.baseline import records
+
+RATES = [0.5, 0.55, 0.6, 0.65, 0.7, 0.75] * 3
+COUNTS = records.accept_counts(RATES)
+WORSE = records.accept_counts([rate * 0.7 for rate in RATES])
+SPEEDS = {1: [0.40, 0.41, 0.42, 0.41], 8: [0.10, 0.11, 0.12, 0.10]}
+
+
+@pytest.fixture
+def bless(tmp_path, capsys):
+    """Bless a record; return the exit status and what was printed."""
+
+    def call(made, *arguments, name="run-1"):
+        run = records.write(tmp_path / "runs" / name, made)
+        status = cli.main(["bless", str(run), "--baselines", str(tmp_path / "baselines"), *arguments])
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return call
+
+
+@pytest.fixture
+def stored(tmp_path):
+    return lambda: {path.name: path.read_bytes() for path in sorted((tmp_path / "baselines").glob("*"))}
+
+
+def good(counts=COUNTS, speeds=SPEEDS, **changes):
+    return records.record(records.case(counts, speeds), **changes)
+
+
+def changed(place, value):
+    """Return a good record in which the key at `place` of its case is another."""
+    made = good()
+    *parents, key = place
+    holder = made["cases"][0]
+    for name in parents:
+        holder = holder[name]
+    holder[key] = value
+    return made
+
+
+def test_nothing_is_written_without_yes(bless, stored):
+    status, printed = bless(good())
+    assert status == 3
+    assert "--yes" in printed
+    assert '+target = "sha256:aa"' in printed
+    assert stored() == {}
+
+
+def test_written_read_back_and_the_same_for_the_same_run(bless, stored, tmp_path):
+    assert bless(good(), "--yes")[0] == 0
+    first = stored()
+    (name,) = first
+    assert name == "pair--vllm--v1--cpu-Processor-9000-8-cores-avx2-avx512f.toml"
+    assert text.read(tmp_path / "baselines" / name).provenance.run == "run-1"
+    status, printed = bless(good(), "--yes")
+    assert (status, stored()) == (0, first)
+    assert "unchanged" in printed
+    (tmp_path / "baselines" / name).unlink()
+    bless(good(), "--yes")
+    assert stored() == first
+
+
+def test_the_difference_to_the_former_one_is_shown(bless, stored):
+    bless(good(), "--yes")
+    before = stored()
+    status, printed = bless(good(WORSE), name="run-2")
+    assert status == 3
+    assert stored() == before
+    assert '-run = "run-1"' in printed
+    assert '+run = "run-2"' in printed
+    assert "accept length: -" in printed
+    assert "worse)" in printed
+    assert "speed-up at concurrency 8: +0.0%" in printed
+    assert bless(good(WORSE), "--yes", name="run-2")[0] == 0
+    assert stored() != before
+
+
+def with_red():
+    made = good(verdict="FAIL")
+    made["cases"][0]["judgements"][1]["verdict"] = "FAIL"
+    return made
+
+
+def good_but_for_a_judgement():
+    return with_red() | {"verdict": "PASS"}
+
+
+def without_a_processor():
+    made = good()
+    made["machine"]["cpu_flags"] = None
+    return made
+
+
+def on_an_unknown_gpu():
+    made = good()
+    made["cases"][0]["device"] = "cuda"
+    return made
+
+
+def without_acceptance():
+    made = good()
+    del made["cases"][0]["judgements"][0]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (good(complete=False), "did not come to its end"),
+        (good_but_for_a_judgement(), "is PASS: it is PASS; pair-vllm-v1 startup FAIL"),
+        (with_red(), "is PASS: it is FAIL; pair-vllm-v1 startup FAIL"),
+        (good(verdict="INVALID"), "is PASS: it is INVALID"),
+        (good(verdict="INCONCLUSIVE"), "is PASS: it is INCONCLUSIVE"),
+        (good(not_selected={"pair-vllm-v1": ["losslessness"]}), "left out by hand (-k, a path): losslessness"),
+        (good(not_selected={"other": ["weights"]}), "other: refused"),
+        (good(never_judged={"pair-vllm-v1": ["weights"]}), "left no judgement: weights"),
+        (good({name: [100, 14, 0, 0, 0] for name in COUNTS}), "accept length 1.140 is below 1.15"),
+        (without_a_processor(), "the processor or its flags are unknown"),
+        (on_an_unknown_gpu(), "the GPU is unknown (unknown: there is no nvidia-smi)"),
+        (good({**COUNTS, "p00": [20, 3, 4, 0, 0]}), "acceptance.counts.p00 rises"),
+        (without_acceptance(), "no acceptance was measured"),
+    ],
+)
+def test_what_is_no_reference_is_refused(bless, stored, made, words):
+    status, printed = bless(made, "--yes", "--replace")
+    assert status == 1
+    assert words in printed
+    assert "remedy: " in printed
+    assert stored() == {}
+
+
+def test_every_refused_case_is_named(bless):
+    dead = {name: [100, 1, 0, 0, 0] for name in COUNTS}
+    status, printed = bless(records.record(records.case(dead, name="one"), records.case(dead, name="two")))
+    assert status == 1
+    assert "one-vllm-v1: refused" in printed
+    assert "two-vllm-v1: refused" in printed
+
+
+def test_one_refused_case_keeps_the_others_from_being_written(bless, stored):
+    dead = records.case({name: [100, 1, 0, 0, 0] for name in COUNTS}, name="dead")
+    made = records.record(records.case(COUNTS), dead)
+    assert bless(made, "--yes")[0] == 1
+    assert stored() == {}
+    assert bless(made, "--yes", "--case", "pair-vllm-v1")[0] == 0
+    assert len(stored()) == 1
+
+
+OTHERS = [
+    (changed(("target", "digest"), "sha256:other"), "target sha256:aa -> sha256:other"),
+    (changed(("drafter", "digest"), "sha256:other"), "drafter sha256:bb -> sha256:other"),
+    (changed(("prompts", "digest"), "sha256:other"), "prompts sha256:cc -> sha256:other"),
+    (changed(("pair", "dtype"), "float32"), "dtype bfloat16 -> float32"),
+    (changed(("pair", "workload", "max_tokens"), 128), "max_tokens 64 -> 128"),
+    (changed(("pair", "workload", "throughput_tokens"), 32), "throughput.tokens 64 -> 32"),
+    (changed(("pair", "side_by_side"), False), "throughput.interleaved True -> False"),
+    (good(speeds={1: SPEEDS[1]}), "throughput at concurrency 8"),
+    (good({f"x{name}": row for name, row in COUNTS.items()}), "the prompts that were counted"),
+    (good(speeds=None), "throughput, which the run does not measure"),
+]
+
+
+@pytest.mark.parametrize(("made", "words"), OTHERS)
+def test_another_case_needs_replace(bless, stored, made, words):
+    bless(good(), "--yes")
+    before = stored()
+    status, printed = bless(made, "--yes", name="run-2")
+    assert status == 1
+    assert words in printed
+    assert "--replace" in printed
+    assert stored() == before
+    assert bless(made, "--yes", "--replace", name="run-2")[0] == 0
+    assert stored() != before
+
+
+def test_a_canary_does_not_silently_become_an_estimate(bless):
+    assert bless(records.record(records.case(COUNTS, canary="small")), "--yes")[0] == 0
+    status, printed = bless(records.record(records.case(COUNTS)), "--yes", name="run-2")
+    assert status == 1
+    assert "acceptance.exact true -> false" in printed
+
+
+def test_another_k_needs_replace(bless, stored):
+    bless(good(), "--yes")
+    before = stored()
+    made = changed(("pair", "k"), 3)
+    for prompt in made["cases"][0]["judgements"][0]["measurements"]["prompts"]:
+        prompt["per_position"] = prompt["per_position"][:3]
+    status, printed = bless(made, "--yes", name="run-2")
+    assert (status, stored()) == (1, before)
+    assert "k 4 -> 3" in printed
+
+
+def test_another_device_class_is_another_file(bless, stored):
+    bless(good(), "--yes")
+    made = good()
+    made["machine"]["cpu_flags"] = ["avx2"]
+    assert bless(made, "--yes")[0] == 0
+    assert len(stored()) == 2
+
+
+def slower(share):
+    return {**SPEEDS, 8: [value - share for value in SPEEDS[8]]}
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (good(WORSE), "it would lower accept length -"),
+        (good(speeds=slower(0.2)), "it would lower speed-up at concurrency 8 -18.1%"),
+    ],
+)
+def test_the_ratchet_refuses_what_is_worse(bless, stored, made, words):
+    bless(good(), "--yes")
+    before = stored()
+    status, printed = bless(made, "--yes", "--ratchet", name="run-2")
+    assert status == 1
+    assert words in printed
+    assert stored() == before
+
+
+def test_the_ratchet_cannot_slip_by_small_steps(bless, stored):
+    bless(good(), "--yes")
+    before = stored()
+    status, printed = bless(good(speeds=slower(0.003)), "--yes", "--ratchet", name="run-2")
+    assert (status, stored()) == (0, before)
+    assert "the former reference stands" in printed
+
+
+def test_the_ratchet_rises(bless, stored):
+    bless(good(WORSE), "--yes")
+    before = stored()
+    assert bless(good(), "--yes", "--ratchet", name="run-2")[0] == 0
+    assert stored() != before
+
+
+def test_the_ratchet_and_replace_exclude_each_other(bless):
+    with pytest.raises(SystemExit) as caught:
+        bless(good(), "--ratchet", "--replace")
+    assert caught.value.code == 2
+
+
+def test_a_write_that_fails_leaves_the_former_file_whole(bless, stored, monkeypatch):
+    bless(good(), "--yes")
+    before = stored()
+
+    def fail(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    status, printed = bless(good(WORSE), "--yes", name="run-2")
+    assert (status, stored()) == (2, before)
+    assert "No space left" in printed
+
+
+def test_a_former_file_that_cannot_be_read_is_not_overwritten(bless, stored, tmp_path):
+    bless(good(), "--yes")
+    (path,) = (tmp_path / "baselines").glob("*.toml")
+    path.write_text(path.read_text().replace("k = 4", "k = nan"))
+    before = stored()
+    status, printed = bless(good(), "--yes", "--replace")
+    assert (status, stored()) == (2, before)
+    assert path.name in printed
+    assert "case.k" in printed
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "no run record"),
+        ("[]", "schema None"),
+        ('{"schema": 99}', "schema 99"),
+        ('{"schema": 1, "draftgate": "0", "machine": {}}', "`not_selected`"),
+    ],
+)
+def test_what_is_no_record_is_bad_input(tmp_path, capsys, content, words):
+    (tmp_path / "record.json").write_text(content)
+    assert cli.main(["bless", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "place", [("pair",), ("pair", "k"), ("target", "digest"), ("judgements",), ("engine", "packages")]
+)
+def test_a_record_without_a_key_is_bad_input(bless, stored, place):
+    made = copy.deepcopy(good())
+    *parents, key = place
+    holder = made["cases"][0]
+    for name in parents:
+        holder = holder[name]
+    del holder[key]
+    status, printed = bless(made, "--yes")
+    assert (status, stored()) == (2, {})
+    assert f"`{key}`" in printed
+
+
+def test_no_such_run_and_no_such_case(bless, capsys):
+    assert cli.main(["bless", str(Path("gone"))]) == 2
+    assert "gone" in capsys.readouterr().err
+    assert bless(good(), "--case", "nothing")[0] == 2
