@@ -320,7 +320,9 @@ def _measured(run: ThroughputRun, thresholds: Mapping[int, float]) -> Iterator[F
 
 def _speed_up(run: ThroughputRun, concurrency: int, threshold: float, alpha: float, alpha_fail: float) -> Finding:
     pairs = run.pairs(concurrency)
-    order = "A B B A B A A B" if run.interleaved else "all with speculation before all without, so a drift does not cancel"
+    order = (
+        "A B B A B A A B" if run.interleaved else "all with speculation before all without, so a drift does not cancel"
+    )
     ratios = [pair.log_ratio for pair in pairs]
     bounds = mean_bounds(ratios, alpha)
     lower, upper = math.exp(bounds.lower), math.exp(mean_bounds(ratios, alpha_fail).upper)
