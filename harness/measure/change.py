@@ -226,8 +226,8 @@ def _length(old: AcceptanceRun, new: AcceptanceRun, bounds: Bounds, tolerance: f
         cause = (
             f"the first position that fell: {position_cause(fallen[0])}"
             if fallen
-            else "no single position is shown to have fallen: each lost a little (dtype, quantisation, kernels), or the "
-            "prompts reach the engine otherwise (chat template, tokenizer)"
+            else "no single position is shown to have fallen: each lost a little (dtype, quantisation, kernels), or "
+            "the prompts reach the engine otherwise (chat template, tokenizer)"
         )
         remedy = (
             "run the weights and aux_hidden suites on the new version; compare config keys read and layers captured"
@@ -245,8 +245,8 @@ def _length(old: AcceptanceRun, new: AcceptanceRun, bounds: Bounds, tolerance: f
         "accept length, new against old",
         expected=f"new / old of at least {least:.3f}",
         actual=(
-            f"{bounds.estimate:.3f} = {after.accept_length:.3f} / {before.accept_length:.3f} (by position, given the one "
-            f"before: old {by_position(before)}, new {by_position(after)})"
+            f"{bounds.estimate:.3f} = {after.accept_length:.3f} / {before.accept_length:.3f} (by position, given the "
+            f"one before: old {by_position(before)}, new {by_position(after)})"
         ),
         n=bounds.n,
         interval=(bounds.lower, bounds.upper),
@@ -446,15 +446,19 @@ def _alike(run: ThroughputChange) -> Iterator[Finding]:
 
 
 def _on_plan(run: ThroughputChange) -> Iterator[Finding]:
-    """A plan shares its error rate among loads and looks: data that follow another one would make it a lie."""
+    """Say where the rounds are not those that the plan's error rates are for: all of them, none left out or added."""
     if run.plan.loads != len(run.concurrencies):
         yield _off_plan(f"{run.plan.loads} loads", f"loads {list(run.concurrencies)}")
     for concurrency in run.concurrencies:
         numbers = [pair.a.pair for pair in run.pairs(concurrency)]
         every = {each.pair for each in run.rounds if each.concurrency == concurrency and each.pair is not None}
-        if numbers != list(range(len(every))) or len(every) > run.plan.looks[-1]:
+        whole = numbers == list(range(len(every))) and len(every) <= run.plan.looks[-1]
+        ended = run.ended[concurrency] == "seconds" or (
+            whole and decide(run.plan, [pair.log_ratio for pair in run.pairs(concurrency)]).verdict is not None
+        )
+        if not whole or not ended:
             yield _off_plan(
-                f"at most {run.plan.looks[-1]} pairs at concurrency {concurrency}, none left out",
+                f"pairs at concurrency {concurrency} until decided, {run.plan.looks[-1]} at most, none left out",
                 f"rounds of pairs {sorted(every)}, of which {len(numbers)} are whole",
             )
 
@@ -474,8 +478,8 @@ def _speed(run: ThroughputChange, concurrency: int) -> Finding:
     plan = run.plan
     pairs = run.pairs(concurrency)
     decision = decide(plan, [pair.log_ratio for pair in pairs])
-    # What follows the look that decided has no part in it.
-    looked_at = pairs[: decision.n] if decision.verdict else pairs
+    # What follows the last look has no part in it, but is all there is before the first.
+    looked_at = pairs[: decision.n] or pairs
     verdict = decision.verdict or Verdict.INCONCLUSIVE
     least = 1.0 - plan.tolerance
     cause = remedy = ""
@@ -495,9 +499,9 @@ def _speed(run: ThroughputChange, concurrency: int) -> Finding:
         source=(
             f"{len(looked_at)} pairs of rounds, A B B A B A A B; log ratios, Student's t at "
             f"{'look' if len(plan.looks) == 1 else 'looks'} {', '.join(map(str, plan.looks))} with alpha spending "
-            f"(O'Brien-Fleming type); alpha {plan.alpha:.1%} for a wrong PASS and, over {plan.loads} loads, for a wrong "
-            f"FAIL; planned for a loss of {plan.effect:.1%} with power {plan.power:.0%}; these data show with that power "
-            f"a loss of {loss}"
+            f"(O'Brien-Fleming type); alpha {plan.alpha:.1%} for a wrong PASS and, over {plan.loads} loads, for a "
+            f"wrong FAIL; planned for a loss of {plan.effect:.1%} with power {plan.power:.0%}; these data show with "
+            f"that power a loss of {loss}"
         ),
         cause=cause,
         remedy=remedy,
@@ -535,14 +539,14 @@ def _which_fell(run: ThroughputChange, pairs: Sequence[Pair]) -> tuple[str, str]
     slower = f"a step takes {math.exp(-steps):.2f} times as long"
     fewer = f"a step yields {math.exp(tokens):.2f} times the tokens"
     look_at_steps = (
-        "look at what a step costs on the new version: attention backend, CUDA graphs or compilation, the drafter's own "
-        "steps, scheduling; compare the two start-up logs"
+        "look at what a step costs on the new version: attention backend, CUDA graphs or compilation, the drafter's "
+        "own steps, scheduling; compare the two start-up logs"
     )
     look_at_tokens = "read the acceptance findings (CHG010, CHG011): they name the position"
     if share < _SHARED:
-        return f"step time: {slower}; the tokens per step are as they were ({math.exp(tokens):.3f})", look_at_steps
+        return f"step time: {slower}; the tokens per step did not fall ({math.exp(tokens):.3f})", look_at_steps
     if share > 1.0 - _SHARED:
-        return f"accept length: {fewer}; the time of a step is as it was ({math.exp(-steps):.3f})", look_at_tokens
+        return f"accept length: {fewer}; the time of a step did not grow ({math.exp(-steps):.3f})", look_at_tokens
     return f"both: {fewer}, and {slower}", f"{look_at_tokens}; {look_at_steps}"
 
 
@@ -554,13 +558,11 @@ def _undecided(run: ThroughputChange, concurrency: int, pairs: Sequence[Pair]) -
             f"the time was used up after {len(pairs)} pairs; the next look was at {following}",
             "give the gate more seconds, or fewer loads or shorter rounds",
         )
-    if len(pairs) < plan.looks[-1]:
-        return f"sampling ended after {len(pairs)} of {plan.looks[-1]} pairs", "run the measurement to its end"
     mean, error = mean_and_error([pair.log_ratio for pair in pairs])
     spread, distance = error * math.sqrt(len(pairs)), abs(mean - plan.threshold)
     cause = (
-        f"log ratios vary with a standard deviation of {spread:.3f}, and the ratio seen lies {math.expm1(distance):.1%} "
-        f"from the limit"
+        f"log ratios vary with a standard deviation of {spread:.3f}, and the ratio seen lies "
+        f"{math.expm1(distance):.1%} from the limit"
     )
     detectable = decide(plan, [pair.log_ratio for pair in pairs]).detectable
     needed = BLOCK * math.ceil(len(pairs) * (detectable / distance) ** 2 / BLOCK) if distance else math.inf

@@ -126,7 +126,7 @@ def measure(
     interleaved: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ThroughputRun:
-    """Run `rounds` pairs of rounds at each load, in the order A B B A B A A B (A with speculation), after a warm-up each.
+    """Run `rounds` pairs of rounds at each load, A B B A B A A B (A with speculation), after one warm-up of each.
 
     `rounds` is even, so that each side comes first equally often and a steady drift of the machine cancels. Not
     `interleaved`, all of A comes before all of B, for servers that cannot run side by side. `clock` returns seconds.
@@ -215,7 +215,7 @@ def invalid_rounds(run: PairedRounds) -> tuple[Finding, ...]:
 
 
 def _plain_side(run: ThroughputRun) -> Iterator[Finding]:
-    """A side declared speculative is not plain, even where its counters say nothing."""
+    """Say that a side declared speculative is not plain, even where its counters say nothing."""
     counted = any(each.counts is not None and each.counts.drafts for each in run.rounds if not each.speculative)
     if run.plain_speculative and not counted:
         yield _speculates(run.plain_label, "launched as speculative")
