@@ -103,7 +103,7 @@ def test_a_dead_last_position_is_found_though_the_length_hardly_shows_it():
 
 
 def test_a_small_loss_everywhere_fails_without_a_position_to_blame():
-    judgement = acceptance_change(accepted(engine(256), 256), accepted(engine(256, 0.88, seed=2), 256))
+    judgement = acceptance_change(accepted(positions(*(0.7,) * 4)), accepted(positions(*(0.62,) * 4, seed=2)))
     assert red(judgement) == {"CHG010": Verdict.FAIL}
     assert "no single position is shown to have fallen" in judgement.as_text()
 
@@ -222,7 +222,7 @@ def at(position):
 
 
 def truth(of, mean, concentration, scale):
-    """Return new / old over a population of prompts, where the new version's acceptance rates are `scale` times as high."""
+    """Return new / old over a population of prompts, where new acceptance rates are `scale` times the old ones."""
     rates = prompt_rates(1, 50_000, mean, concentration, np.random.default_rng(1))
     tops, bottoms = of(verify(rates, np.random.default_rng(2), scale=scale))
     old_tops, old_bottoms = of(verify(rates, np.random.default_rng(3)))
@@ -240,7 +240,7 @@ def truth(of, mean, concentration, scale):
     ],
 )
 def test_acceptance_errs_no_more_often_than_stated(n, mean, concentration, worst):
-    """2,000 gates at the tolerance and 2,000 of a version with itself, where outputs share nothing but their prompts."""
+    """2,000 gates at the tolerance and 2,000 of a version with itself; outputs share nothing but their prompts."""
     rng = np.random.default_rng(20_250_401)
     rates = prompt_rates(SIMULATIONS, n, mean, concentration, rng)
     edge = truth(lengths, mean, concentration, 0.94)
@@ -263,7 +263,7 @@ def test_acceptance_has_its_power_at_the_effect_and_at_what_it_says_it_can_detec
     _, failed, detectable = shares(old, worse, 1.0 - ACCEPTANCE_TOLERANCE)
     assert failed >= POWER
     _, failed, _ = shares(old, worse, there + detectable)
-    assert abs(failed - POWER) < 0.06
+    assert POWER - slack(POWER) <= failed < POWER + 0.08
 
 
 @pytest.mark.parametrize("position", [0, 3])
@@ -277,27 +277,31 @@ def test_a_position_at_the_tolerance_is_rarely_said_to_have_fallen(position):
     assert 0 < failed <= alpha + slack(alpha)
 
 
-def test_treating_steps_as_samples_breaks_alpha_in_the_same_simulation():
-    """What the bounds over prompts are for: one prompt set's steps, taken as independent, are far too sure."""
-    rng = np.random.default_rng(20_250_401)
-    rates = prompt_rates(SIMULATIONS, 16, 0.6, 6.0, rng)
-    # Versions that differ from prompt to prompt, and not on the whole.
-    other = np.clip(rates * rng.choice([0.8, 1.2], size=rates.shape), 0.0, 1.0)
-    other *= pooled(verify(rates, rng)) and rates.mean() / other.mean()
-    old, new = verify(rates, rng), verify(np.clip(other, 0, 1), rng)
-    factor = pooled(new) / pooled(old)
-    _, honest, _ = shares(lengths(old), lengths(new), factor)
+def test_steps_taken_as_samples_break_alpha_in_the_same_simulation():
+    """Versions that differ from prompt to prompt, and on the whole just as far as at the edge."""
 
-    def naive():
-        """Return the share of false alarms of a test that takes every step for a sample."""
-        (before, steps_before), (after, steps_after) = lengths(old), lengths(new)
-        means = before.sum(axis=1) / steps_before.sum(axis=1), after.sum(axis=1) / steps_after.sum(axis=1)
-        # The variance of a step's tokens is about 2.5 at these rates.
-        errors = np.sqrt(2.5 / steps_after.sum(axis=1) + factor**2 * 2.5 / steps_before.sum(axis=1))
-        return np.mean(means[1] - factor * means[0] < -1.645 * errors)
+    def versions(runs, n, rng):
+        rates = prompt_rates(runs, n, 0.6, 6.0, rng)
+        other = np.clip(rates * rng.choice([0.7, 1.3], rates.shape), 0.0, 1.0)
+        return verify(rates, rng), verify(other, rng)
 
-    assert honest <= ALPHA + slack(ALPHA)
-    assert naive() > ALPHA + slack(ALPHA)
+    def tokens_per_step(steps, per_position):
+        """Return mean and variance of the tokens of a step, and the steps, of each run."""
+        n, reached = steps.sum(axis=1), per_position.sum(axis=1)
+        mean = 1 + reached.sum(axis=1) / n
+        # An accepted length a is the sum of 1 over the positions below it, and a * a that of 1, 3, 5, ...
+        return mean, reached @ [1, 3, 5, 7] / n - (mean - 1) ** 2, n
+
+    (old_mean, _, _), (new_mean, _, _) = (
+        tokens_per_step(*each) for each in versions(1, 50_000, np.random.default_rng(1))
+    )
+    edge = float(new_mean[0] / old_mean[0])
+    old, new = versions(SIMULATIONS, 16, np.random.default_rng(20_250_401))
+    passed, failed, _ = shares(lengths(old), lengths(new), edge)
+    assert max(passed, failed) <= ALPHA + slack(ALPHA)
+    (before, old_variance, old_n), (after, new_variance, new_n) = tokens_per_step(*old), tokens_per_step(*new)
+    error = np.sqrt(new_variance / new_n + edge**2 * old_variance / old_n)
+    assert np.mean((after - edge * before) / error < -1.645) > 2 * ALPHA + slack(ALPHA)
 
 
 def served(old=None, new=None, ladder=(1,), n=6, tokens=32, clock=None, max_seconds=math.inf, rule=None, **settings):
@@ -324,7 +328,9 @@ def test_equal_versions_pass_at_the_first_look_at_every_load():
     assert judgement.verdict is Verdict.PASS, judgement.as_text()
     assert run.ended == {1: "decided", 2: "decided"}
     assert "alpha 5.0% for a wrong PASS" in judgement.as_text()
-    assert "planned for a loss of 15.0% with power 80%; these data show with that power a loss of" in judgement.as_text()
+    assert (
+        "planned for a loss of 15.0% with power 80%; these data show with that power a loss of" in judgement.as_text()
+    )
     assert len(judgement.measurements["new_rounds"]) == len(run.new_rounds)
 
 
