@@ -27,9 +27,14 @@ __all__ = [
     "ExpectedCounts",
     "PromptRecord",
     "by_position",
+    "dead_cause",
+    "is_dead",
     "judge_exact",
     "judge_threshold",
     "measure",
+    "more_prompts",
+    "position_cause",
+    "refused",
 ]
 
 MIN_PROMPTS = 12
@@ -213,7 +218,7 @@ def judge_exact(run: AcceptanceRun, oracle: Mapping[str, ExpectedCounts]) -> Jud
     FAIL names the first prompt that differs, and the first position that is accepted too rarely.
     """
     evidence = evidence_findings(run)
-    if _refused(evidence):
+    if refused(evidence):
         return Judgement("acceptance", evidence, run.as_measurements())
     return Judgement("acceptance", (*evidence, _exact(run, oracle)), run.as_measurements())
 
@@ -253,7 +258,7 @@ def _exact(run: AcceptanceRun, oracle: Mapping[str, ExpectedCounts]) -> Finding:
         actual=_exact_text(first.counts),
         n=totals.drafts,
         source=run.source,
-        cause=_dead_text(run) if _is_dead(run) else _where(first.counts, expected),
+        cause=dead_cause(run) if is_dead(run) else _where(first.counts, expected),
         remedy="run the weights and aux_hidden suites on this pair: they name the tensor or the layer",
     )
 
@@ -271,14 +276,19 @@ def _where(counts: ExpectedCounts, expected: ExpectedCounts) -> str:
     pairs = itertools.zip_longest(counts.per_position, expected.per_position, fillvalue=0)
     for position, (seen, wanted) in enumerate(pairs):
         if seen * expected.drafts < wanted * counts.drafts:
-            if position == 0:
-                return "position 0 is accepted too rarely: what the target feeds the drafter, or its weights, are off"
-            return (
-                f"positions before {position} are as expected, {position} is accepted too rarely: the drafter's own "
-                "output, fed back from step to step, is off (rounding, cache slots, rotary positions)"
-            )
+            return position_cause(position)
     return (
         "no position is accepted too rarely: more is accepted than the drafter can know, or steps are counted otherwise"
+    )
+
+
+def position_cause(position: int) -> str:
+    """Say what the first draft position that is accepted too rarely points to."""
+    if position == 0:
+        return "position 0 is accepted too rarely: what the target feeds the drafter, or its weights, are off"
+    return (
+        f"positions before {position} are as expected, {position} is accepted too rarely: the drafter's own "
+        "output, fed back from step to step, is off (rounding, cache slots, rotary positions)"
     )
 
 
@@ -295,11 +305,11 @@ def judge_threshold(run: AcceptanceRun, minimum: float, *, alpha: float = 0.05, 
             remedy=f"give a number above 1 (nothing accepted) and at most K + 1 = {run.k + 1} (everything accepted)",
         )
     evidence = evidence_findings(run)
-    if not _refused(evidence):
+    if not refused(evidence):
         evidence = (*evidence, *simulated_findings(run))
-    if _refused(evidence):
+    if refused(evidence):
         return Judgement("acceptance", evidence, run.as_measurements())
-    if _is_dead(run) and run.totals.accept_length < minimum:
+    if is_dead(run) and run.totals.accept_length < minimum:
         return Judgement("acceptance", (*evidence, _dead(run, minimum)), run.as_measurements())
     stepped = [record.counts for record in run.prompts if record.counts.drafts]
     if len(stepped) < MIN_PROMPTS:
@@ -330,7 +340,7 @@ def _threshold(run: AcceptanceRun, minimum: float, bounds: Bounds, interval: tup
             f"{bounds.n} prompts like these decide a difference of {bounds.detectable:.2f} in {POWER:.0%} of runs; "
             f"the one seen is {abs(estimate - minimum):.2f}"
         )
-        remedy = _more_prompts(bounds, abs(estimate - minimum))
+        remedy = more_prompts(bounds, abs(estimate - minimum))
     return Finding(
         "ACC030",
         verdict,
@@ -345,7 +355,8 @@ def _threshold(run: AcceptanceRun, minimum: float, bounds: Bounds, interval: tup
     )
 
 
-def _more_prompts(bounds: Bounds, distance: float) -> str:
+def more_prompts(bounds: Bounds, distance: float) -> str:
+    """Return how many prompts would have decided, for a truth as far from the threshold as what was seen."""
     needed = bounds.n * (bounds.detectable / distance) ** 2 if distance > 0 else float("inf")
     if needed > 100 * bounds.n:
         return "the accept length is practically the threshold itself: review the threshold"
@@ -366,7 +377,8 @@ def _too_few(run: AcceptanceRun, minimum: float, n: int) -> Finding:
     )
 
 
-def _is_dead(run: AcceptanceRun) -> bool:
+def is_dead(run: AcceptanceRun) -> bool:
+    """Return whether practically nothing was accepted, in enough steps to say so."""
     return run.totals.drafts >= DEAD_MIN_STEPS and run.totals.accept_length < DEAD_ACCEPT_LENGTH
 
 
@@ -379,12 +391,13 @@ def _dead(run: AcceptanceRun, minimum: float) -> Finding:
         actual=_exact_text(run.totals),
         n=run.totals.drafts,
         source=run.source,
-        cause=_dead_text(run),
+        cause=dead_cause(run),
         remedy="run the weights suite, then the aux_hidden suite: they look at causes 1 to 3 in the running engine",
     )
 
 
-def _dead_text(run: AcceptanceRun) -> str:
+def dead_cause(run: AcceptanceRun) -> str:
+    """Return what a dead drafter looks like in the engine's log, and what may have killed it, in the order to look."""
     # SGLang's logged rate counted the target's own token up to 0.5.10.post1; see harness/diagnose/acceptance.py.
     length, k = run.totals.accept_length, run.k
     return (
@@ -402,5 +415,6 @@ def by_position(totals: Counts) -> str:
     return "[" + ", ".join(rates) + "]"
 
 
-def _refused(findings: tuple[Finding, ...]) -> bool:
+def refused(findings: tuple[Finding, ...]) -> bool:
+    """Return whether evidence was found wanting, so that no number may be judged on it."""
     return any(finding.verdict is not Verdict.PASS for finding in findings)

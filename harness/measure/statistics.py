@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 __all__ = [
     "POWER",
     "Bounds",
+    "mean_and_error",
     "mean_bounds",
     "minimum_detectable_effect",
+    "paired_bounds",
     "ratio_bounds",
     "studentised",
     "t_cdf",
@@ -92,18 +94,23 @@ def t_quantile(p: float, dof: int) -> float:
     return high
 
 
-def minimum_detectable_effect(standard_error: float, dof: int, alpha: float) -> float:
-    """Return how far the truth must lie from a threshold for a one-sided test at `alpha` to say so with `POWER`."""
-    return (t_quantile(1.0 - alpha, dof) + t_quantile(POWER, dof)) * standard_error
+def minimum_detectable_effect(standard_error: float, dof: int, alpha: float, power: float = POWER) -> float:
+    """Return how far the truth must lie from a threshold for a one-sided test at `alpha` to say so with `power`."""
+    return (t_quantile(1.0 - alpha, dof) + t_quantile(power, dof)) * standard_error
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of `values` (two at least) and its standard error."""
+    n = len(values)
+    if n < 2:
+        raise UsageError(f"an interval needs at least two values, not {n}")
+    return float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(n)
 
 
 def mean_bounds(values: Sequence[float], alpha: float) -> Bounds:
     """Return Student's t bounds for the mean of independent, roughly normal `values` (two at least)."""
     n = len(values)
-    if n < 2:
-        raise UsageError(f"an interval needs at least two values, not {n}")
-    mean = float(np.mean(values))
-    standard_error = float(np.std(values, ddof=1)) / math.sqrt(n)
+    mean, standard_error = mean_and_error(values)
     half = t_quantile(1.0 - alpha, n - 1) * standard_error
     detectable = minimum_detectable_effect(standard_error, n - 1, alpha)
     return Bounds(mean, mean - half, mean + half, alpha, n, detectable, "Student's t")
@@ -126,8 +133,7 @@ def ratio_bounds(
     n = top.size
     if n < 2 or bottom.shape != top.shape or top.ndim != 1 or not (bottom > 0).all():
         raise UsageError("a ratio over clusters needs two clusters at least, each with a positive denominator")
-    # As floats: numpy multiplies matrices of mixed types without BLAS.
-    weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1.0 / n), size=resamples).astype(np.float64)
+    weights = _resampled(n, resamples, seed)
     ratio, error, resampled = studentised(top[None], bottom[None], weights)
     estimate, standard_error = float(ratio[0]), float(error[0])
     detectable = minimum_detectable_effect(standard_error, n - 1, alpha)
@@ -142,6 +148,67 @@ def ratio_bounds(
     lower, upper = estimate - float(high) * standard_error, estimate - float(low) * standard_error
     method = f"studentised bootstrap over prompts, {resamples} resamples"
     return Bounds(estimate, lower, upper, alpha, n, detectable, method, seed)
+
+
+@functools.lru_cache(maxsize=2)
+def _resampled(n: int, resamples: int, seed: int) -> _Floats:
+    """Return how often each resample draws each of n clusters, [resamples, n]."""
+    # As floats: numpy multiplies matrices of mixed types without BLAS.
+    return np.random.default_rng(seed).multinomial(n, np.full(n, 1.0 / n), size=resamples).astype(np.float64)
+
+
+def paired_bounds(
+    new: tuple[npt.ArrayLike, npt.ArrayLike],
+    old: tuple[npt.ArrayLike, npt.ArrayLike],
+    *,
+    factor: float,
+    alpha: float,
+    seed: int,
+    resamples: int = 10_000,
+) -> Bounds:
+    """Return bounds for new / old, two ratios of sums over the same n clusters, made to be compared with `factor`.
+
+    Each side is (numerators [n], denominators [n]); a cluster is drawn with both. What is bounded is new - factor *
+    old, by a studentised bootstrap, and it is then expressed in units of old. So a bound lies above `factor` exactly
+    where the difference is bounded above 0, and counts of 0 on the new side need no logarithm. A difference of two like
+    sides is nearly symmetric, so one quantile of the sizes of the resampled quotients serves both bounds, which errs
+    less than one for each, as `ratio_bounds` takes (docs/judging.md). Student's t is the fallback, as there.
+
+    Raises UsageError if there are fewer than two clusters, the shapes differ, a denominator is negative, or one side's
+    denominators or the old side's numerators sum to 0.
+    """
+    sides = np.array([*new, *old], dtype=np.float64)
+    new_top, new_bottom, old_top, old_bottom = sides
+    n = sides.shape[1]
+    if n < 2 or (sides[1::2] < 0).any() or not (sides[1:].sum(axis=1) > 0).all():
+        raise UsageError("two ratios over clusters need two clusters at least, and something to compare with")
+    weights = _resampled(n, resamples, seed)
+
+    def difference(weights: _Floats) -> tuple[_Floats, _Floats]:
+        """Return new - factor * old and its linearised standard error, for each row of weights."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            new_total, old_total = weights @ new_bottom, weights @ old_bottom
+            new_ratio, old_ratio = (weights @ new_top) / new_total, (weights @ old_top) / old_total
+            residuals = (new_top - new_ratio[:, None] * new_bottom) / new_total[:, None]
+            residuals -= factor * (old_top - old_ratio[:, None] * old_bottom) / old_total[:, None]
+            variance = np.einsum("ri,ri->r", weights, residuals**2) * n / (n - 1)
+        return new_ratio - factor * old_ratio, np.sqrt(variance)
+
+    (estimate,), (error,) = (each.tolist() for each in difference(np.ones((1, n))))
+    differences, errors = difference(weights)
+    unit = float(old_top.sum() / old_bottom.sum())
+    # No spread at all is left as rounding; a resample that draws nothing to divide by is NaN.
+    spread = errors > 1e-9 * unit
+    quotients = (differences[spread] - estimate) / errors[spread]
+    if resamples - quotients.size > resamples * alpha / 10:
+        quantile = t_quantile(1.0 - alpha, n - 1)
+        method, drawn = "Student's t on the linearised difference, paired by prompt", None
+    else:
+        quantile = float(np.quantile(np.abs(quotients), 1.0 - 2.0 * alpha))
+        method, drawn = f"symmetric studentised bootstrap over prompts, paired, {resamples} resamples", seed
+    ratio, half = factor + estimate / unit, quantile * error / unit
+    detectable = minimum_detectable_effect(error, n - 1, alpha) / unit
+    return Bounds(ratio, ratio - half, ratio + half, alpha, n, detectable, method, drawn)
 
 
 def studentised(top: _Floats, bottom: _Floats, weights: _Floats) -> tuple[_Floats, _Floats, _Floats]:

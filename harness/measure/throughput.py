@@ -7,7 +7,7 @@ import itertools
 import math
 import statistics as stdlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.errors import EvidenceError, UsageError
 from harness.measure.acceptance import DEAD_ACCEPT_LENGTH
@@ -21,7 +21,18 @@ if TYPE_CHECKING:
 
     from harness.measure.endpoint import Endpoint, Prompt
 
-__all__ = ["MAX_CLIENT_SHARE", "Pair", "ThroughputRun", "judge", "measure"]
+__all__ = [
+    "MAX_CLIENT_SHARE",
+    "Pair",
+    "PairedRounds",
+    "ThroughputRun",
+    "a_comes_first",
+    "check_load",
+    "invalid_rounds",
+    "judge",
+    "measure",
+    "yield_of",
+]
 
 MAX_CLIENT_SHARE = 0.5
 """Share of one core from which the load client, whose threads share one interpreter lock, slows the load it makes."""
@@ -32,15 +43,43 @@ MAX_UNEQUAL_WORK = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Two neighbouring rounds at one load, with and without speculation."""
+    """Two neighbouring rounds at one load, of the side that is judged and of the one it is compared with."""
 
-    spec: Round
-    plain: Round
+    a: Round
+    b: Round
 
     @property
     def log_ratio(self) -> float:
-        """Natural logarithm of the speed-up."""
-        return math.log(self.spec.tokens_per_second / self.plain.tokens_per_second)
+        """Natural logarithm of the speed of A over that of B."""
+        return math.log(self.a.tokens_per_second / self.b.tokens_per_second)
+
+
+class PairedRounds(Protocol):
+    """What the checks of rounds need of a measurement."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens asked for per request."""
+        ...
+
+    @property
+    def ignore_eos(self) -> bool:
+        """Whether every request must get them all."""
+        ...
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """Every round, warm-ups included."""
+        ...
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        """The loads that were measured."""
+        ...
+
+    def pairs(self, concurrency: int) -> tuple[Pair, ...]:
+        """Return the measured pairs at `concurrency`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,19 +126,15 @@ def measure(
     interleaved: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ThroughputRun:
-    """Run `rounds` pairs of rounds at each load, in the order A B B A (A with speculation), after one warm-up of each.
+    """Run `rounds` pairs of rounds at each load, A B B A B A A B (A with speculation), after one warm-up of each.
 
     `rounds` is even, so that each side comes first equally often and a steady drift of the machine cancels. Not
     `interleaved`, all of A comes before all of B, for servers that cannot run side by side. `clock` returns seconds.
     Raises UsageError for unusable arguments, and what `Endpoint.generate` raises.
     """
-    check_prompts(prompts, max_tokens)
+    check_load(prompts, max_tokens, concurrency_ladder)
     if rounds < 2 or rounds % 2:
         raise UsageError(f"{rounds} pairs of rounds", remedy="give an even number, 2 or more: the order is A B B A")
-    if not concurrency_ladder or min(concurrency_ladder) < 1 or len(set(concurrency_ladder)) != len(concurrency_ladder):
-        raise UsageError(f"concurrency ladder {list(concurrency_ladder)}", remedy="give distinct numbers, 1 or more")
-    if len({prompt.ignore_eos for prompt in prompts}) != 1:
-        raise UsageError("some prompts ignore the end of sequence and some do not", remedy="make them all alike")
     done: list[Round] = []
 
     def one_round(endpoint: Endpoint, *, speculative: bool, concurrency: int, pair: int | None) -> None:
@@ -122,7 +157,7 @@ def measure(
             for endpoint, speculative in sides:
                 one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=None)
             for pair in range(rounds):
-                for endpoint, speculative in sides if pair % 2 == 0 else reversed(sides):
+                for endpoint, speculative in sides if a_comes_first(pair) else reversed(sides):
                     one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=pair)
     return ThroughputRun(
         spec_endpoint.label,
@@ -136,6 +171,24 @@ def measure(
     )
 
 
+def check_load(prompts: Sequence[Prompt], max_tokens: int, concurrency_ladder: Sequence[int]) -> None:
+    """Raise UsageError unless rounds of these prompts at these loads can be compared."""
+    check_prompts(prompts, max_tokens)
+    if not concurrency_ladder or min(concurrency_ladder) < 1 or len(set(concurrency_ladder)) != len(concurrency_ladder):
+        raise UsageError(f"concurrency ladder {list(concurrency_ladder)}", remedy="give distinct numbers, 1 or more")
+    if len({prompt.ignore_eos for prompt in prompts}) != 1:
+        raise UsageError("some prompts ignore the end of sequence and some do not", remedy="make them all alike")
+
+
+def a_comes_first(pair: int) -> bool:
+    """Return which side of the pair with this number runs first: A B B A B A A B, and so on.
+
+    A steady drift cancels after every second pair, one that bends after every fourth. In A B B A A B B A noise that
+    lasts longer than a round would make neighbouring samples alike, and Student's t too sure (docs/judging.md).
+    """
+    return pair % 4 in {0, 3}
+
+
 def judge(run: ThroughputRun, thresholds: Mapping[int, float], *, alpha: float = 0.05) -> Judgement:
     """Judge the speed-up at each load in `thresholds` (concurrency -> least speed-up) from all pairs of rounds.
 
@@ -146,7 +199,7 @@ def judge(run: ThroughputRun, thresholds: Mapping[int, float], *, alpha: float =
     """
     if not thresholds or min(thresholds.values()) <= 0:
         raise UsageError(f"speed-up thresholds {dict(thresholds)}", remedy="give a positive number per concurrency")
-    invalid = (*_speculated(run), *_equal_work(run), *_unburdened(run), *_measured(run, thresholds))
+    invalid = (*_plain_side(run), *invalid_rounds(run), *_measured(run, thresholds))
     if invalid:
         return Judgement("throughput", invalid, run.as_measurements())
     findings = [
@@ -156,8 +209,33 @@ def judge(run: ThroughputRun, thresholds: Mapping[int, float], *, alpha: float =
     return Judgement("throughput", (*findings, _where_it_stops(run, alpha)), run.as_measurements())
 
 
-def _speculated(run: ThroughputRun) -> Iterator[Finding]:
-    """Each side must be what it claims: the counters of one move in every round, those of the other never."""
+def invalid_rounds(run: PairedRounds) -> tuple[Finding, ...]:
+    """Return what keeps the rounds of `run` from being compared (THR001 to THR004): nothing, if all is well."""
+    return (*_speculated(run), *_equal_work(run), *_unburdened(run))
+
+
+def _plain_side(run: ThroughputRun) -> Iterator[Finding]:
+    """Say that a side declared speculative is not plain, even where its counters say nothing."""
+    counted = any(each.counts is not None and each.counts.drafts for each in run.rounds if not each.speculative)
+    if run.plain_speculative and not counted:
+        yield _speculates(run.plain_label, "launched as speculative")
+
+
+def _speculates(label: str, actual: str) -> Finding:
+    return Finding(
+        "THR002",
+        Verdict.INVALID,
+        f"the plain endpoint {label} speculates",
+        expected="an endpoint without a drafter",
+        actual=actual,
+        source=label,
+        cause="both endpoints are the same server, or the plain launch carries a speculation flag",
+        remedy="start the plain server without any speculation flag",
+    )
+
+
+def _speculated(run: PairedRounds) -> Iterator[Finding]:
+    """Each side must be what it claims: with speculation its counters move in every round, without it never."""
     for each in run.rounds:
         where = f"round {each.order}, concurrency {each.concurrency}"
         if each.speculative and (each.counts is None or each.counts.drafts <= 0):
@@ -173,21 +251,12 @@ def _speculated(run: ThroughputRun) -> Iterator[Finding]:
             )
             break
     for each in run.rounds:
-        if not each.speculative and (run.plain_speculative or (each.counts is not None and each.counts.drafts != 0)):
-            yield Finding(
-                "THR002",
-                Verdict.INVALID,
-                f"the plain endpoint {each.label} speculates",
-                expected="an endpoint without a drafter",
-                actual="launched as speculative" if each.counts is None else f"{each.counts.drafts} drafts in a round",
-                source=each.label,
-                cause="both endpoints are the same server, or the plain launch carries a speculation flag",
-                remedy="start the plain server without any speculation flag",
-            )
+        if not each.speculative and each.counts is not None and each.counts.drafts != 0:
+            yield _speculates(each.label, f"{each.counts.drafts} drafts in a round")
             break
 
 
-def _equal_work(run: ThroughputRun) -> Iterator[Finding]:
+def _equal_work(run: PairedRounds) -> Iterator[Finding]:
     for each in run.rounds:
         bad = [
             request
@@ -207,21 +276,21 @@ def _equal_work(run: ThroughputRun) -> Iterator[Finding]:
             )
             return
     for pair in itertools.chain.from_iterable(run.pairs(concurrency) for concurrency in run.concurrencies):
-        if abs(pair.spec.tokens - pair.plain.tokens) > MAX_UNEQUAL_WORK * pair.plain.tokens:
+        if abs(pair.a.tokens - pair.b.tokens) > MAX_UNEQUAL_WORK * pair.b.tokens:
             yield Finding(
                 "THR003",
                 Verdict.INVALID,
-                f"the two sides of rounds {pair.spec.order} and {pair.plain.order} generated different amounts",
-                expected=f"{pair.plain.tokens} tokens within {MAX_UNEQUAL_WORK:.0%}",
-                actual=f"{pair.spec.tokens} tokens with speculation",
-                source=f"{run.spec_label}, {run.plain_label}",
+                f"the two sides of rounds {pair.a.order} and {pair.b.order} generated different amounts",
+                expected=f"{pair.b.tokens} tokens within {MAX_UNEQUAL_WORK:.0%}, as on {pair.b.label}",
+                actual=f"{pair.a.tokens} tokens on {pair.a.label}",
+                source=f"{pair.a.label}, {pair.b.label}",
                 cause="outputs end at different places",
                 remedy="run the losslessness suite; use prompts that ignore the end of sequence",
             )
             return
 
 
-def _unburdened(run: ThroughputRun) -> Iterator[Finding]:
+def _unburdened(run: PairedRounds) -> Iterator[Finding]:
     worst = max(run.rounds, key=lambda each: each.client_share)
     if worst.client_share > MAX_CLIENT_SHARE:
         yield Finding(
@@ -251,14 +320,16 @@ def _measured(run: ThroughputRun, thresholds: Mapping[int, float]) -> Iterator[F
 
 def _speed_up(run: ThroughputRun, concurrency: int, threshold: float, alpha: float, alpha_fail: float) -> Finding:
     pairs = run.pairs(concurrency)
-    order = "A B B A" if run.interleaved else "all with speculation before all without, so a drift does not cancel"
+    order = (
+        "A B B A B A A B" if run.interleaved else "all with speculation before all without, so a drift does not cancel"
+    )
     ratios = [pair.log_ratio for pair in pairs]
     bounds = mean_bounds(ratios, alpha)
     lower, upper = math.exp(bounds.lower), math.exp(mean_bounds(ratios, alpha_fail).upper)
     speed_up = math.exp(bounds.estimate)
     # Speed-up = tokens per step x (time of a plain step / time of a speculative one). The first is counted, the second
     # is what is left. Prefill is a step on both sides, which yields one token.
-    accept_length, per_step = _yield([pair.spec for pair in pairs])
+    accept_length, per_step = yield_of([pair.a for pair in pairs])
     step_cost = per_step / speed_up
     cause = remedy = ""
     if lower >= threshold:
@@ -290,13 +361,13 @@ def _speed_up(run: ThroughputRun, concurrency: int, threshold: float, alpha: flo
     return Finding(
         "THR010",
         verdict,
-        f"speed-up by speculation at concurrency {pairs[0].spec.concurrency}",
+        f"speed-up by speculation at concurrency {pairs[0].a.concurrency}",
         expected=f"at least {threshold:.2f}x",
         actual=(
             f"{speed_up:.3f}x = {per_step:.2f} tokens per step / {step_cost:.2f} (a speculative step's time "
             f"over a plain one's); accept length {accept_length:.2f}; "
-            f"{_speed(pair.spec for pair in pairs):.1f} against "
-            f"{_speed(pair.plain for pair in pairs):.1f} tokens/s (geometric means)"
+            f"{_speed(pair.a for pair in pairs):.1f} against "
+            f"{_speed(pair.b for pair in pairs):.1f} tokens/s (geometric means)"
         ),
         n=len(pairs),
         interval=(lower, upper),
@@ -309,8 +380,11 @@ def _speed_up(run: ThroughputRun, concurrency: int, threshold: float, alpha: flo
     )
 
 
-def _yield(rounds: Sequence[Round]) -> tuple[float, float]:
-    """Return the accept length, and the delivered tokens per step, prefills counted as steps."""
+def yield_of(rounds: Sequence[Round]) -> tuple[float, float]:
+    """Return the accept length of speculative rounds, and their delivered tokens per step, prefills counted as steps.
+
+    A step is one request's: a pass over a batch of eight requests is eight.
+    """
     counts = [each.counts for each in rounds if each.counts is not None]
     drafts, accepted = sum(each.drafts for each in counts), sum(each.accepted for each in counts)
     requests = sum(len(each.requests) for each in rounds)

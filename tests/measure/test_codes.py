@@ -7,7 +7,7 @@ from pathlib import Path
 
 import harness.measure
 
-CODE = re.compile(r"\b(?:ACC|THR|LOS)\d{3}\b")
+CODE = re.compile(r"\b(?:ACC|THR|LOS|CHG)\d{3}\b")
 PACKAGE = Path(harness.measure.__file__).parent
 ROOT = PACKAGE.parent.parent
 
