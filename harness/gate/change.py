@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.errors import EvidenceError
 from harness.gate.case import Case
 from harness.measure import acceptance
-from harness.measure.acceptance import AcceptanceRun
+from harness.measure.acceptance import AcceptanceRun, ExpectedCounts
+from harness.measure.change import ThroughputChange, measure_until_decided
+from harness.measure.sequential import plan
+from harness.verdict import Judgement
 
-__all__ = ["Change"]
+__all__ = ["Change", "judge_exact"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +42,40 @@ class Change:
         runs = [[acceptance.measure(side, part, tokens, pair.k) for side in sides] for part in parts]
         return _joined([old for old, _ in runs]), _joined([new for _, new in runs])
 
+    def throughput(self) -> ThroughputChange:
+        """Load both releases in turn, at each concurrency that the pair promises something at, until it is decided.
 
-def _joined(runs: list[AcceptanceRun]) -> AcceptanceRun:
+        The plain server is stopped first: it takes no part.
+
+        Raises:
+            EvidenceError: the pair's servers cannot run side by side, so nothing can be interleaved.
+
+        """
+        if not self.new.pair.side_by_side:
+            raise EvidenceError(
+                f"{self.new.pair.source}: pairs.{self.new.pair.name} has side_by_side = false: rounds of two releases "
+                "cannot be interleaved, and a drift of the machine would pass for a change",
+                remedy="hold each release against a blessed baseline instead (draftgate bless, --baseline)",
+            )
+        self.new.stop(speculative=False)
+        work, ladder = self.new.pair.workload, sorted(self.new.pair.expect.throughput_ratio) or [1]
+        return measure_until_decided(
+            self.old.endpoint(speculative=True),
+            self.new.endpoint(speculative=True),
+            self.new.throughput_prompts,
+            work.throughput_tokens,
+            concurrency_ladder=ladder,
+            plan=plan(loads=len(ladder)),
+        )
+
+
+def judge_exact(old: AcceptanceRun, new: AcceptanceRun, oracle: Mapping[str, ExpectedCounts]) -> Judgement:
+    """Judge the new side of a canary against the oracle; the old side, equal or not, is recorded beside it."""
+    judged = acceptance.judge_exact(new, oracle)
+    return Judgement("upgrade", judged.findings, {"old": old.as_measurements(), "new": judged.measurements})
+
+
+def _joined(runs: Sequence[AcceptanceRun]) -> AcceptanceRun:
     """Return runs of one endpoint as one. Its witnesses speak of all that it was asked, so the last ones stand."""
     return dataclasses.replace(
         runs[-1],

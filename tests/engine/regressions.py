@@ -1,0 +1,150 @@
+"""A release that has regressed: a copy of an engine's environment that patches one fault into vLLM as it is imported.
+
+The copy's files are links, so it costs no disk; the engine's own files stay as they were published, and the fault comes in
+by a `.pth` file, as the first thing that each of the environment's processes does.
+"""
+
+import inspect
+import os
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+
+REGRESSIONS = {}
+"""By name, the module that is patched and the function that patches it. Written for vLLM 0.32.0 under the V1 runner."""
+
+
+def regression(module):
+    def register(function):
+        REGRESSIONS[function.__name__] = (module, function)
+        return function
+
+    return register
+
+
+@regression("vllm.model_executor.models.llama_eagle3")
+def dropped_tensors(module):
+    """The drafter's output projection is left out at load."""
+    load = module.Eagle3LlamaForCausalLM.load_weights
+
+    def load_weights(self, weights):
+        return load(self, ((name, tensor) for name, tensor in weights if "o_proj" not in name))
+
+    module.Eagle3LlamaForCausalLM.load_weights = load_weights
+
+
+@regression("vllm.model_executor.models.interfaces")
+def shifted_layers(module):
+    """The target captures the layer after each that it is asked for."""
+    (owner,) = [each for each in vars(module).values() if "_set_aux_hidden_state_layers" in getattr(each, "__dict__", {})]
+    capture = owner._set_aux_hidden_state_layers
+    owner._set_aux_hidden_state_layers = lambda self, layers: capture(self, tuple(layer + 1 for layer in layers))
+
+
+@regression("vllm.v1.worker.gpu_model_runner")
+def halved_acceptance(module):
+    """The later half of the draft tokens are others than the drafter said."""
+    propose = module.GPUModelRunner.propose_draft_token_ids
+
+    def propose_draft_token_ids(self, *args, **kwargs):
+        drafted = propose(self, *args, **kwargs)
+        if isinstance(drafted, list):
+            return [[(token + 1) % 100 if at > 1 else token for at, token in enumerate(row)] for row in drafted]
+        drafted[:, 2:] = (drafted[:, 2:] + 1) % 100
+        return drafted
+
+    module.GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids
+
+
+@regression("vllm.v1.engine.core")
+def slower_steps(module):
+    """A step takes 15 % longer."""
+    import time
+
+    def slowed(step):
+        def run(self):
+            began = time.perf_counter()
+            done = step(self)
+            time.sleep(0.15 * (time.perf_counter() - began))
+            return done
+
+        return run
+
+    for name in ("step", "step_with_batch_queue"):
+        setattr(module.EngineCore, name, slowed(getattr(module.EngineCore, name)))
+
+
+@regression("vllm.model_executor.models.llama")
+def changed_output(module):
+    """The target takes each token below 64 for its neighbour."""
+    compute = module.LlamaForCausalLM.compute_logits
+
+    def compute_logits(self, hidden_states):
+        logits = compute(self, hidden_states)
+        if logits is not None:
+            logits[..., :64] = logits[..., :64].unflatten(-1, (32, 2)).flip(-1).flatten(-2).clone()
+        return logits
+
+    module.LlamaForCausalLM.compute_logits = compute_logits
+
+
+@regression("vllm.v1.spec_decode.metrics")
+def renamed_metric(module):
+    """The counter of accepted tokens has another name."""
+    counter = module.SpecDecodingProm._counter_cls
+
+    def renamed(name, *args, **kwargs):
+        return counter(name.replace("num_accepted_tokens", "accepted_draft_tokens"), *args, **kwargs)
+
+    module.SpecDecodingProm._counter_cls = staticmethod(renamed)
+
+
+_PATCHER = """
+import importlib.machinery
+import sys
+
+
+def regression(module):
+    return lambda function: function
+
+
+{function}
+
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != {module!r}:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        run = spec.loader.exec_module
+
+        def exec_module(made):
+            run(made)
+            {name}(made)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def regressed(python: Path, name: str, folder: Path) -> Path:
+    """Copy the environment of `python` into `folder`, with the regression `name`; return the copy's Python."""
+    environment = python.parent.parent
+    shutil.copytree(environment, folder, symlinks=True, copy_function=_link)
+    module, function = REGRESSIONS[name]
+    source = textwrap.dedent(inspect.getsource(function))
+    site = folder / python.parent.parent.joinpath("lib").glob("python3*").__next__().relative_to(environment) / "site-packages"
+    (site / "engine_regression.py").write_text(_PATCHER.format(function=source, module=module, name=name))
+    (site / "engine_regression.pth").write_text("import engine_regression\n")
+    return folder / "bin" / "python"
+
+
+def _link(source, target, *, follow_symlinks=True):
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=follow_symlinks)
