@@ -1,13 +1,12 @@
 """A release that has regressed: a copy of an engine's environment that patches one fault into vLLM as it is imported.
 
-The copy's files are links, so it costs no disk; the engine's own files stay as they were published, and the fault comes in
-by a `.pth` file, as the first thing that each of the environment's processes does.
+The copy's files are links, so it costs no disk; the engine's own files stay as they were published, and the fault comes
+in by a `.pth` file, as the first thing that each of the environment's processes does.
 """
 
 import inspect
 import os
 import shutil
-import sys
 import textwrap
 from pathlib import Path
 
@@ -37,9 +36,10 @@ def dropped_tensors(module):
 @regression("vllm.model_executor.models.interfaces")
 def shifted_layers(module):
     """The target captures the layer after each that it is asked for."""
-    (owner,) = [each for each in vars(module).values() if "_set_aux_hidden_state_layers" in getattr(each, "__dict__", {})]
-    capture = owner._set_aux_hidden_state_layers
-    owner._set_aux_hidden_state_layers = lambda self, layers: capture(self, tuple(layer + 1 for layer in layers))
+    name = "_set_aux_hidden_state_layers"
+    (owner,) = [each for each in vars(module).values() if name in getattr(each, "__dict__", {})]
+    capture = getattr(owner, name)
+    setattr(owner, name, lambda self, layers: capture(self, tuple(layer + 1 for layer in layers)))
 
 
 @regression("vllm.v1.worker.gpu_model_runner")
@@ -137,7 +137,7 @@ def regressed(python: Path, name: str, folder: Path) -> Path:
     shutil.copytree(environment, folder, symlinks=True, copy_function=_link)
     module, function = REGRESSIONS[name]
     source = textwrap.dedent(inspect.getsource(function))
-    site = folder / python.parent.parent.joinpath("lib").glob("python3*").__next__().relative_to(environment) / "site-packages"
+    (site,) = folder.glob("lib/python3*/site-packages")
     (site / "engine_regression.py").write_text(_PATCHER.format(function=source, module=module, name=name))
     (site / "engine_regression.pth").write_text("import engine_regression\n")
     return folder / "bin" / "python"

