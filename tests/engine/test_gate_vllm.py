@@ -1,4 +1,4 @@
-"""The gate on the real vLLM: the same release twice may be upgraded; one that has regressed may not, and it is said why."""
+"""The gate on the real vLLM: the same release twice is fine; one that has regressed is not, and it is said why."""
 
 import json
 import subprocess
@@ -19,7 +19,8 @@ def gate(vllm_python, tmp_path):
 
     def run(new, *more):
         command = [
-            sys.executable, "-m", "pytest", str(ROOT / "suites"), "--engine", "vllm", "--pair", "small", "--runner", "v1",
+            sys.executable, "-m", "pytest", str(ROOT / "suites"),
+            "--engine", "vllm", "--pair", "small", "--runner", "v1",
             "--from", str(vllm_python), "--to", str(new), "--runs", str(tmp_path / "runs"), *more,
         ]  # fmt: skip
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=3000)
