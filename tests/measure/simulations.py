@@ -35,12 +35,12 @@ def verify(rates, rng: np.random.Generator, *, k: int = 4, tokens: int = 64, sca
     return steps, accepted
 
 
-def log_ratios(runs: int, pairs: int, truth: float, rng: np.random.Generator, *, noise: float = 0.06):
+def log_ratios(runs: int, pairs: int, truth: float, rng: np.random.Generator, *, noise=0.06, stumbles=0.03):
     """Return the log ratios new / old of pairs of rounds in the order A B B A B A A B, [runs, pairs].
 
     The log speed of a round has a part that is its own and one that lasts (autoregressive, 0.5 from round to round), a
-    drift of its run's own, and in 3 rounds of 100 a stumble of 15 % on average. `noise` is the standard deviation that
-    the first two give to a log ratio; `truth` is new / old.
+    drift of its run's own, and in a share of `stumbles` of all rounds a stumble of 15 % on average. `noise` is the
+    standard deviation that the first two give to a log ratio; `truth` is new / old.
     """
     speed = np.empty((runs, 2 * pairs))
     speed[:, 0] = rng.normal(size=runs)
@@ -49,7 +49,7 @@ def log_ratios(runs: int, pairs: int, truth: float, rng: np.random.Generator, *,
     speed = 0.5 * speed + math.sqrt(0.75) * rng.normal(size=speed.shape)
     # Of two neighbours a quarter of the variance is common in half of its amount: 2 (1 - 0.25 * 0.5) = 1.75.
     speed *= noise / math.sqrt(1.75)
-    speed -= rng.exponential(0.15, speed.shape) * (rng.random(speed.shape) < 0.03)
+    speed -= rng.exponential(0.15, speed.shape) * (rng.random(speed.shape) < stumbles)
     speed += rng.normal(0.0, 0.002, (runs, 1)) * np.arange(2 * pairs)
     sign = np.resize([1, -1, -1, 1], pairs)
     return (speed[:, 0::2] - speed[:, 1::2]) * sign + math.log(truth)

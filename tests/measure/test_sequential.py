@@ -123,6 +123,10 @@ def test_at_most_24_pairs_decide_what_is_promised_and_mostly_far_fewer():
     same = log_ratios(SIMULATIONS, MAX_PAIRS, 1.0, rng)
     assert 0.06 < same.std(axis=1).mean() < 0.08
     assert verdicts(looks, same)[Verdict.PASS] > 0.98
+    # Three loads, ten times in ten: that is what the tolerance is for.
+    steady = log_ratios(SIMULATIONS, MAX_PAIRS, 1.0, rng, stumbles=0.0)
+    assert verdicts(looks, steady)[Verdict.PASS] ** 30 > 0.95
+    assert verdicts(plan(loads=3, tolerance=0.05), steady)[Verdict.PASS] ** 30 < 0.9
     assert np.mean([decide(looks, row).n for row in same]) < 14
     worse = log_ratios(SIMULATIONS, MAX_PAIRS, 1 - EFFECT, rng)
     assert verdicts(looks, worse)[Verdict.FAIL] > 0.97
