@@ -141,8 +141,8 @@ def _replicate(couple: _Couple, folder: Path, *, rounds: int, probe_first: bool)
             with_probe, without, couple.prompts, couple.max_tokens, concurrency_ladder=[_CONCURRENCY], rounds=rounds
         )
     for each in run.pairs(_CONCURRENCY):
-        if each.spec.counts is None or each.spec.counts != each.plain.counts or each.spec.tokens != each.plain.tokens:
-            raise EvidenceError(f"the two sides did different work: {each.spec.counts} and {each.plain.counts}")
+        if each.a.counts is None or each.a.counts != each.b.counts or each.a.tokens != each.b.tokens:
+            raise EvidenceError(f"the two sides did different work: {each.a.counts} and {each.b.counts}")
     return Replicate(servers["probe"].started_in_s, servers["bare"].started_in_s, run)
 
 
@@ -160,8 +160,8 @@ def report(measured: dict[str, list[Replicate]]) -> str:
                 f"{math.exp(bounds.estimate):.4f} ({math.exp(bounds.lower):.4f} to {math.exp(bounds.upper):.4f})",
                 f"{len(ratios)}",
                 ", ".join(each),
-                f"{statistics.geometric_mean(pair.spec.tokens_per_second for pair in rounds):.1f}",
-                f"{statistics.geometric_mean(pair.plain.tokens_per_second for pair in rounds):.1f}",
+                f"{statistics.geometric_mean(pair.a.tokens_per_second for pair in rounds):.1f}",
+                f"{statistics.geometric_mean(pair.b.tokens_per_second for pair in rounds):.1f}",
             )
         )
         startup.append(
