@@ -18,7 +18,7 @@ __all__ = ["judge", "read"]
 _SPECULATIVE = re.compile(r"(?:^|[:._-])spec(?:_|-|ulative)")
 """Names that are about speculation: vllm:spec_decode_..., sglang:spec_..., meta_info spec_..., --speculative-..."""
 
-_NEAR = 0.6
+_NEAR = 0.75
 """How alike two names must be (difflib's ratio) for one to be named as what became of the other."""
 
 
