@@ -428,6 +428,23 @@ def test_a_suite_that_passed_and_does_not_any_more(sides, verdict):
     assert "what the suite says" in found.cause
 
 
+def test_a_server_that_does_not_start_any_more(sides):
+    new = sides[1]
+    new["evidence"] = "loading the drafter raised: no module named fc"
+    for item in new["judgements"]:
+        item["measurements"] = {}
+        item["findings"] = []
+        judged(new, item["suite"], "STA004", "FAIL" if item["suite"] == "startup" else "INVALID")
+    judgement = compare(*sides)
+    (failed,) = [each for each in judgement.findings if each.verdict is Verdict.FAIL]
+    assert judgement.verdict is Verdict.FAIL
+    assert "startup was PASS in 0.28.0 and is FAIL in 0.32.0: STA004" in failed.summary
+    assert failed.remedy == "what the suite advises"
+    lacking = [each.summary for each in judgement.findings if each.code == "UPG002"]
+    assert any("no module named fc" in each for each in lacking)
+    assert any("measurements of the suite acceptance (STA004" in each for each in lacking)
+
+
 def test_a_suite_that_was_red_before_is_named_and_no_regression(sides):
     for side in sides:
         judged(side, "startup", "STA001", "FAIL")
