@@ -110,13 +110,13 @@ def _altered(old: Mapping[str, Metric], new: Mapping[str, Metric], context: Cont
     red: list[str] = []
     for name in sorted(old.keys() & new.keys()):
         was, now = old[name], new[name]
-        lacking = sorted(set(was.labels) - set(now.labels))
+        lacking, come = sorted(set(was.labels) - set(now.labels)), sorted(set(now.labels) - set(was.labels))
         worse = bool(_SPECULATIVE.search(name)) and (was.type != now.type or bool(lacking))
         if worse:
             red.append(name)
         for what, before, after in (
             ("type", was.type, now.type),
-            ("labels", ", ".join(was.labels), ", ".join(now.labels)),
+            ("labels that went and came,", ", ".join(lacking), ", ".join(come)),
             ("meaning", was.help, now.help),
         ):
             if before != after:

@@ -374,11 +374,13 @@ def test_other_metrics_that_vanish_or_come_are_listed(sides):
     metrics = surface(sides[1])["metrics"]
     metrics["vllm:requests_running"] = metrics.pop("vllm:num_requests_running")
     metrics["vllm:spec_decode_num_drafts_total"]["help"] = "Drafts, as they are now."
+    metrics["vllm:spec_decode_num_drafts_total"]["labels"].append("rank")
     judgement = compare(*sides)
     assert judgement.verdict is Verdict.PASS
     assert changes(judgement, "surface") == [
         ("different", "metric: vllm:num_requests_running"),
         ("different", "metric: 1 new"),
+        ("different", "labels that went and came, of metric vllm:spec_decode_num_drafts_total"),
         ("different", "meaning of metric vllm:spec_decode_num_drafts_total"),
     ]
 
