@@ -42,9 +42,9 @@ def compare(old_case: Mapping[str, Any], new_case: Mapping[str, Any]) -> Judgeme
     """Judge a case of the new version against the same case of the old one.
 
     Both are cases as `record.json` holds them (docs/record.md), with the record's `machine`, as `RunFolder.read_case`
-    returns them. What is worse
-    is FAIL, what only one side has seen is INVALID, what is merely different is in `measurements["changes"]`. Cases
-    that are not of the same pair, prompts, checkpoints and device are INVALID, and nothing else is looked at.
+    returns them. What is worse is FAIL, what only one side has seen is INVALID, what is merely different is in
+    `measurements["changes"]`. Cases that are not of the same pair, prompts, checkpoints and device are INVALID, and
+    nothing else is looked at.
     """
     old, new = Side(old_case), Side(new_case)
     try:

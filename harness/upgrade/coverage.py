@@ -145,7 +145,7 @@ def _keys(role: str, both: Sequence[tuple[Loaded, Loaded]], exceptions: Exceptio
                 f"{len(dropped)} of {seen} keys of the {role} landed in {context.old_version} and no longer do: "
                 + shown(sorted(dropped)),
                 expected="every key lands that landed before",
-                actual="; ".join(f"{name}: {fate}" for name, fate in sorted(dropped.items())[:12]),
+                actual=shown([f"{name}: {fate}" for name, fate in sorted(dropped.items())]),
                 n=seen,
                 source=source,
                 cause=context.cause(f"{context.engine} {context.new_version} knows these tensors by other names"),
@@ -189,9 +189,11 @@ def _tensors(role: str, both: Sequence[tuple[Loaded, Loaded]], context: Context)
             Verdict.FAIL,
             f"{len(unfilled)} tensors of the {role} are newly not filled: {shown(sorted(unfilled))}",
             expected="every tensor filled that was filled before, and every new one",
-            actual="; ".join(
-                f"{name} {list(each.shape)}: {each.written} of {each.elements} elements written"
-                for name, each in sorted(unfilled.items())[:12]
+            actual=shown(
+                [
+                    f"{name} {list(each.shape)}: {each.written} of {each.elements} elements written"
+                    for name, each in sorted(unfilled.items())
+                ]
             ),
             n=seen,
             source=source,

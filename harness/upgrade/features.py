@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 
 from harness.errors import EvidenceError
@@ -151,12 +152,12 @@ def _layers(before: Fed, after: Fed, where: str, context: Context) -> Compared:
     ]
     source = f"probe, {where}: the states' values"
     if not apart:
-        text = f"each of {count} slots is fed from the same layer: {_shown(news)}"
+        text = f"each of {count} slots is fed from the input of the same layer: {_shown(news)}"
         return Compared((Finding("UPG021", Verdict.PASS, text, n=after.proposals, source=source),))
     finding = Finding(
         "UPG021",
         Verdict.FAIL,
-        f"other target layers feed the drafter: {_shown(news)}, before {_shown(olds)}",
+        f"the inputs of other target layers feed the drafter: {_shown(news)}, before {_shown(olds)}",
         expected=_shown(olds),
         actual=f"{_shown(news)}; the engine {after.said}",
         n=after.proposals,
@@ -195,4 +196,8 @@ def _one(slot: frozenset[str] | None) -> str:
 
 
 def _shown(slots: Sequence[frozenset[str] | None]) -> str:
-    return ", ".join(map(_one, slots))
+    """Return the slots as a drafter's config writes its ids, where each is one layer; else each in words."""
+    words = [_one(slot) for slot in slots]
+    if all(re.fullmatch(r"layer \d+", word) for word in words):
+        return f"[{', '.join(word.removeprefix('layer ') for word in words)}]"
+    return ", ".join(words)

@@ -18,7 +18,7 @@ __all__ = ["judge", "read"]
 _SPECULATIVE = re.compile(r"(?:^|[:._-])spec(?:_|-|ulative)")
 """Names that are about speculation: vllm:spec_decode_..., sglang:spec_..., meta_info spec_..., --speculative-..."""
 
-_NEAR = 0.6
+_NEAR = 0.75
 """How alike two names must be (difflib's ratio) for one to be named as what became of the other."""
 
 
@@ -89,7 +89,7 @@ def _vanished(code: str, what: str, old: Collection[str], new: Collection[str], 
         Verdict.FAIL,
         f"{len(red)} names about speculation vanished, {what}: {shown(red)}",
         expected=shown(red),
-        actual="; ".join(f"nearest to {name}: {near[name] or 'nothing like it'}" for name in red[:12]),
+        actual=shown([f"nearest to {name}: {near[name] or 'nothing like it'}" for name in red]),
         n=len(set(old)),
         source=source,
         cause=context.cause(f"{context.engine} {context.new_version} renamed or removed them"),
@@ -110,13 +110,13 @@ def _altered(old: Mapping[str, Metric], new: Mapping[str, Metric], context: Cont
     red: list[str] = []
     for name in sorted(old.keys() & new.keys()):
         was, now = old[name], new[name]
-        lacking = sorted(set(was.labels) - set(now.labels))
+        lacking, come = sorted(set(was.labels) - set(now.labels)), sorted(set(now.labels) - set(was.labels))
         worse = bool(_SPECULATIVE.search(name)) and (was.type != now.type or bool(lacking))
         if worse:
             red.append(name)
         for what, before, after in (
             ("type", was.type, now.type),
-            ("labels", ", ".join(was.labels), ", ".join(now.labels)),
+            ("labels that went and came,", ", ".join(lacking), ", ".join(come)),
             ("meaning", was.help, now.help),
         ):
             if before != after:

@@ -119,10 +119,13 @@ def measured(of, suite):
     return next(item["measurements"] for item in of["judgements"] if item["suite"] == suite)
 
 
+FINDING = tuple(field.name for field in dataclasses.fields(Finding))
+
+
 def judged(of, suite, code, verdict):
     """Let a suite say that something is not well; other findings of it stay as they are."""
     item = next(item for item in of["judgements"] if item["suite"] == suite)
-    finding = {**item["findings"][0], "code": code, "verdict": verdict, "summary": "not well"}
+    finding = {**dict.fromkeys(FINDING, ""), "code": code, "verdict": verdict, "summary": "not well"}
     finding |= {"cause": "what the suite says", "remedy": "what the suite advises"}
     item["findings"] = [each for each in item["findings"] if each["code"] != code] + [finding]
     item["verdict"] = worst([Verdict(each["verdict"]) for each in item["findings"]])

@@ -226,14 +226,16 @@ def feed(of, *layers, rank=0):
 def test_shifted_layers(sides, layers, cause, rank):
     feed(sides[1], *layers, rank=rank)
     found = red(compare(*sides), "UPG021")
-    assert found.expected == "layer 2, layer 4, layer 5"
+    assert found.expected == "[2, 4, 5]"
+    if layers[0]:
+        assert str([layer for (layer,) in layers]) in found.summary
     assert cause in found.cause
     assert f"rank {rank}" in found.source
 
 
 def test_one_proposal_with_another_layer(sides):
     proposals(sides[1])[1]["captures"][0]["layers"] = [3]
-    assert "no layer, layer 4" in red(compare(*sides), "UPG021").summary
+    assert "no layer, layer 4, layer 5" in red(compare(*sides), "UPG021").summary
 
 
 def test_layers_that_cannot_be_told_apart_are_not_shifted(sides):
@@ -374,11 +376,13 @@ def test_other_metrics_that_vanish_or_come_are_listed(sides):
     metrics = surface(sides[1])["metrics"]
     metrics["vllm:requests_running"] = metrics.pop("vllm:num_requests_running")
     metrics["vllm:spec_decode_num_drafts_total"]["help"] = "Drafts, as they are now."
+    metrics["vllm:spec_decode_num_drafts_total"]["labels"].append("rank")
     judgement = compare(*sides)
     assert judgement.verdict is Verdict.PASS
     assert changes(judgement, "surface") == [
         ("different", "metric: vllm:num_requests_running"),
         ("different", "metric: 1 new"),
+        ("different", "labels that went and came, of metric vllm:spec_decode_num_drafts_total"),
         ("different", "meaning of metric vllm:spec_decode_num_drafts_total"),
     ]
 
@@ -426,6 +430,23 @@ def test_a_suite_that_passed_and_does_not_any_more(sides, verdict):
     assert "startup was PASS in 0.28.0" in found.summary
     assert "STA001" in found.summary
     assert "what the suite says" in found.cause
+
+
+def test_a_server_that_does_not_start_any_more(sides):
+    new = sides[1]
+    new["evidence"] = "loading the drafter raised: no module named fc"
+    for item in new["judgements"]:
+        item["measurements"] = {}
+        item["findings"] = []
+        judged(new, item["suite"], "STA004", "FAIL" if item["suite"] == "startup" else "INVALID")
+    judgement = compare(*sides)
+    (failed,) = [each for each in judgement.findings if each.verdict is Verdict.FAIL]
+    assert judgement.verdict is Verdict.FAIL
+    assert "startup was PASS in 0.28.0 and is FAIL in 0.32.0: STA004" in failed.summary
+    assert failed.remedy == "what the suite advises"
+    lacking = [each.summary for each in judgement.findings if each.code == "UPG002"]
+    assert any("no module named fc" in each for each in lacking)
+    assert any("measurements of the suite acceptance (STA004" in each for each in lacking)
 
 
 def test_a_suite_that_was_red_before_is_named_and_no_regression(sides):
