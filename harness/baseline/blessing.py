@@ -112,7 +112,7 @@ def refusals_of_run(name: str, record: Mapping[str, Any]) -> Iterator[Refusal]:
         f"{case['id']} {item['suite']} {item['verdict']}"
         for case in record["cases"]
         for item in case["judgements"]
-        if item["verdict"] != Verdict.PASS
+        if item["verdict"] != Verdict.PASS and not _is_old(case)
     ]
     if red or record.get("verdict") != Verdict.PASS:
         yield Refusal(
@@ -130,10 +130,10 @@ def bless(
 ) -> tuple[list[Blessing], list[Refusal]]:
     """Return what of a run would be written under `folder`, and what is refused; nothing is written.
 
-    `cases` restricts it to some cases. `replace` lets a reference succeed one of another checkpoint, prompt set, K or
-    the like; `ratchet` refuses one that is lower beyond noise, and lets the former stand where the new one is lower at
-    all, so that no sequence of small steps lowers it. Raises UsageError for a case that the run does not have, or a
-    former reference that cannot be read.
+    `cases` restricts it to some cases; without it, all but the old side of a comparison are taken. `replace` lets a
+    reference succeed one of another checkpoint, prompt set, K or the like. `ratchet` refuses one that is lower beyond
+    noise, and lets the former stand where the new one is lower at all, so that no sequence of small steps lowers it.
+    Raises UsageError for a case that the run does not have, or a former reference that cannot be read.
     """
     known = [case["id"] for case in record["cases"]]
     if unknown := [case for case in cases if case not in known]:
@@ -142,9 +142,13 @@ def bless(
     sound = not refused
     made: list[Blessing] = []
     for case in record["cases"]:
-        if cases and case["id"] not in cases:
+        if case["id"] not in cases if cases else _is_old(case):
             continue
         subject = f"{name}, {case['id']}"
+        if _is_old(case):
+            reason = "it is the old side of a comparison, for which the run's verdict does not speak"
+            refused.append(Refusal(subject, reason, "run the suites on that release alone"))
+            continue
         near_dead = list(_near_dead(subject, case))
         refused += near_dead
         if near_dead or not sound:
@@ -162,8 +166,16 @@ def bless(
             continue
         blessing, why = _against_former(subject, baseline, made_of, folder, replace=replace, ratchet=ratchet)
         refused += why
+        if any(each.path == blessing.path for each in made):
+            refused.append(
+                Refusal(subject, f"another case of the run is for {blessing.path.name}, too", "choose with --case")
+            )
         made.append(blessing)
     return made, refused
+
+
+def _is_old(case: Mapping[str, Any]) -> bool:
+    return case.get("side") == "old"
 
 
 def _near_dead(subject: str, case: Mapping[str, Any]) -> Iterator[Refusal]:
