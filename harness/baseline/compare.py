@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+import harness
 from harness.baseline import measured, text
 from harness.baseline.model import Acceptance, Baseline, CaseFacts, Throughput
 from harness.errors import EvidenceError
@@ -258,16 +259,17 @@ def _unlike(told: Sequence[str], source: str) -> Finding:
     )
 
 
-def hold(judgement: Judgement, folder: Path, case: Mapping[str, Any], run: Mapping[str, Any]) -> Judgement:
+def hold(judgement: Judgement, folder: Path, case: Mapping[str, Any]) -> Judgement:
     """Return a judgement of the acceptance or throughput suite with the findings against the case's baseline added.
 
-    `case` and `run` are what the record says of them. Figures that were found INVALID are not compared; other suites
-    are returned as they are. Raises UsageError for a baseline that cannot be read.
+    `case` is what the record says of it, with the run's machine (`RunFolder.read_case`). Figures that were found
+    INVALID are not compared; other suites are returned as they are. Raises UsageError for a baseline that cannot be
+    read.
     """
     judged: dict[str, Callable[..., Iterator[Finding]]] = {"acceptance": _acceptance, "throughput": _throughput}
     if judgement.suite not in judged or any(each.verdict is Verdict.INVALID for each in judgement.findings):
         return judgement
-    findings = (*judgement.findings, *_against(judgement, folder, case, run, judged[judgement.suite]))
+    findings = (*judgement.findings, *_against(judgement, folder, case, judged[judgement.suite]))
     return Judgement(judgement.suite, findings, judgement.measurements)
 
 
@@ -275,11 +277,10 @@ def _against(
     judgement: Judgement,
     folder: Path,
     case: Mapping[str, Any],
-    run: Mapping[str, Any],
     judge: Callable[..., Iterator[Finding]],
 ) -> Iterator[Finding]:
     try:
-        facts = measured.case_facts(case, run["machine"])
+        facts = measured.case_facts(case, case["machine"])
     except EvidenceError as error:
         yield Finding("BAS002", Verdict.INVALID, error.message, remedy=error.remedy, source="the run's machine")
         return
@@ -291,6 +292,7 @@ def _against(
     if (unlike := mismatch(baseline.case, facts, path.name)) is not None:
         yield unlike
         return
+    run = {"machine": case["machine"], "draftgate": harness.__version__}
     differs = measured.provenance(run, case, "").differences(baseline.provenance)
     yield from judge(baseline, judgement.measurements, case, differs, path.name)
 

@@ -204,7 +204,9 @@ def held(folder, suite, counts=COUNTS, log_ratios=SPEEDS, findings=(), change=la
     case = made["cases"][0]
     measured = {"acceptance": records.acceptance(counts), "throughput": records.throughput(log_ratios or {})}
     findings = findings or (Finding("ACC030", Verdict.PASS, "as ever"),)
-    judgement = compare.hold(Judgement(suite, findings, measured.get(suite, {})), folder, case, made)
+    judgement = compare.hold(
+        Judgement(suite, findings, measured.get(suite, {})), folder, {**case, "machine": made["machine"]}
+    )
     return {each.code: each for each in judgement.findings[len(findings) :]}
 
 
