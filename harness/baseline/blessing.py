@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,20 @@ from typing import Any
 import msgspec
 
 from harness.baseline import text
-from harness.baseline.compare import ALPHA, accept_change, speed_change
+from harness.baseline.compare import accept_change, speed_change
 from harness.baseline.measured import accept_counts, baseline_of, measurements
 from harness.baseline.model import NEAR_DEAD, Baseline
 from harness.errors import EvidenceError, UsageError
 from harness.files import write_atomically
+from harness.measure.sequential import ALPHA
 from harness.measure.statistics import Bounds
 from harness.report.record import SCHEMA
 from harness.verdict import Verdict, some
 
 __all__ = ["Blessing", "Refusal", "bless", "read_run", "refusals_of_run", "write"]
+
+_EQUAL = 1 - 1e-9
+"""New over former that is equal, but for rounding."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +115,7 @@ def refusals_of_run(name: str, record: Mapping[str, Any]) -> Iterator[Refusal]:
         f"{case['id']} {item['suite']} {item['verdict']}"
         for case in record["cases"]
         for item in case["judgements"]
-        if item["verdict"] != Verdict.PASS
+        if item["verdict"] != Verdict.PASS and not _is_old(case)
     ]
     if red or record.get("verdict") != Verdict.PASS:
         yield Refusal(
@@ -130,10 +133,10 @@ def bless(
 ) -> tuple[list[Blessing], list[Refusal]]:
     """Return what of a run would be written under `folder`, and what is refused; nothing is written.
 
-    `cases` restricts it to some cases. `replace` lets a reference succeed one of another checkpoint, prompt set, K or
-    the like; `ratchet` refuses one that is lower beyond noise, and lets the former stand where the new one is lower at
-    all, so that no sequence of small steps lowers it. Raises UsageError for a case that the run does not have, or a
-    former reference that cannot be read.
+    `cases` restricts it to some cases; without it, all but the old side of a comparison are taken. `replace` lets a
+    reference succeed one of another checkpoint, prompt set, K or the like. `ratchet` refuses one that is lower beyond
+    noise, and lets the former stand where the new one is lower at all, so that no sequence of small steps lowers it.
+    Raises UsageError for a case that the run does not have, or a former reference that cannot be read.
     """
     known = [case["id"] for case in record["cases"]]
     if unknown := [case for case in cases if case not in known]:
@@ -142,9 +145,13 @@ def bless(
     sound = not refused
     made: list[Blessing] = []
     for case in record["cases"]:
-        if cases and case["id"] not in cases:
+        if case["id"] not in cases if cases else _is_old(case):
             continue
         subject = f"{name}, {case['id']}"
+        if _is_old(case):
+            reason = "it is the old side of a comparison, for which the run's verdict does not speak"
+            refused.append(Refusal(subject, reason, "run the suites on that release alone"))
+            continue
         near_dead = list(_near_dead(subject, case))
         refused += near_dead
         if near_dead or not sound:
@@ -162,8 +169,16 @@ def bless(
             continue
         blessing, why = _against_former(subject, baseline, made_of, folder, replace=replace, ratchet=ratchet)
         refused += why
+        if any(each.path == blessing.path for each in made):
+            refused.append(
+                Refusal(subject, f"another case of the run is for {blessing.path.name}, too", "choose with --case")
+            )
         made.append(blessing)
     return made, refused
+
+
+def _is_old(case: Mapping[str, Any]) -> bool:
+    return case.get("side") == "old"
 
 
 def _near_dead(subject: str, case: Mapping[str, Any]) -> Iterator[Refusal]:
@@ -198,10 +213,10 @@ def _against_former(
         return Blessing(path, made_of, former_text, (f"replaces another: {'; '.join(unlike)}",)), refused
     changes = list(_changes(former, baseline))
     words = tuple(f"{what}: {_told(bounds)}" for what, bounds in changes)
-    lower = [(what, bounds) for what, bounds in changes if bounds.estimate < 0]
+    lower = [(what, bounds) for what, bounds in changes if bounds.estimate < _EQUAL]
     if not ratchet or not lower:
         return Blessing(path, made_of, former_text, words), []
-    beyond = [f"{what} {_told(bounds)}" for what, bounds in lower if bounds.upper < 0]
+    beyond = [f"{what} {_told(bounds)}" for what, bounds in lower if bounds.upper < _EQUAL]
     refused = [
         Refusal(
             subject,
@@ -232,16 +247,19 @@ def _lost(former: Baseline, new: Baseline) -> list[str]:
 
 
 def _changes(former: Baseline, new: Baseline) -> Iterator[tuple[str, Bounds]]:
-    """Yield how each figure moves, as the logarithm of new over former."""
-    yield "accept length", accept_change(former.acceptance.counts, new.acceptance.counts, ALPHA)
+    """Yield how each figure moves, as new over former."""
+    yield (
+        "accept length",
+        accept_change(former.acceptance.counts, new.acceptance.counts, tolerance=0.0, alpha=ALPHA),
+    )
     if former.throughput is not None and new.throughput is not None:
         for load, values in former.throughput.log_ratios.items():
-            yield f"speed-up at concurrency {load}", speed_change(values, new.throughput.log_ratios[load], ALPHA)
+            yield f"speed-up at concurrency {load}", speed_change(values, new.throughput.log_ratios[load], alpha=ALPHA)
 
 
 def _told(bounds: Bounds) -> str:
-    change, lower, upper = (math.expm1(value) for value in (bounds.estimate, bounds.lower, bounds.upper))
-    word = "worse" if bounds.upper < 0 else "better" if bounds.lower > 0 else "within noise"
+    change, lower, upper = (value - 1 for value in (bounds.estimate, bounds.lower, bounds.upper))
+    word = "worse" if bounds.upper < _EQUAL else "better" if bounds.lower > 2 - _EQUAL else "within noise"
     return f"{change:+.1%} ({lower:+.1%} to {upper:+.1%}: {word})"
 
 

@@ -1,8 +1,7 @@
 """A measurement against its baseline: pure judgements, with the uncertainty of both.
 
-The promise is that nothing has become worse by more than a tolerance (`ACCEPT_TOLERANCE`, `SPEED_TOLERANCE`): PASS
-where the lower bound of the change is within it, FAIL where the upper bound is beyond it, INCONCLUSIVE between. Changes
-are those of logarithms, so that a tolerance is a share.
+The promise is that nothing has become worse by more than a tolerance (`ACCEPTANCE_TOLERANCE`, `SPEED_TOLERANCE`): PASS
+where the lower bound of now / then reaches 1 - tolerance, FAIL where the upper bound is below it, INCONCLUSIVE between.
 """
 
 from __future__ import annotations
@@ -14,17 +13,25 @@ from typing import Any
 
 import numpy as np
 
+import harness
 from harness.baseline import measured, text
 from harness.baseline.model import Acceptance, Baseline, CaseFacts, Throughput
 from harness.errors import EvidenceError
 from harness.measure.acceptance import MIN_PROMPTS, SEED, by_position
+from harness.measure.change import ACCEPTANCE_TOLERANCE
 from harness.measure.endpoint import Counts
-from harness.measure.statistics import POWER, Bounds, minimum_detectable_effect, ratio_bounds, t_quantile
+from harness.measure.sequential import ALPHA
+from harness.measure.statistics import (
+    POWER,
+    Bounds,
+    mean_and_error,
+    minimum_detectable_effect,
+    paired_bounds,
+    t_quantile,
+)
 from harness.verdict import Finding, Judgement, Verdict, some
 
 __all__ = [
-    "ACCEPT_TOLERANCE",
-    "ALPHA",
     "SPEED_TOLERANCE",
     "accept_change",
     "hold",
@@ -34,65 +41,60 @@ __all__ = [
     "speed_change",
 ]
 
-ALPHA = 0.05
-"""Probability with which each bound errs."""
-
-ACCEPT_TOLERANCE = 0.05
-"""Share by which the accept length may fall. Prompts are the same on both sides, so that a few dozen decide it."""
-
 SPEED_TOLERANCE = 0.10
 """Share by which the speed-up may fall. Runs of different days differ by more than the rounds of one do."""
 
 _BLESS = "run the suites and bless the run: `draftgate bless RUN --yes`"
 
 
-def accept_change(then: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]], alpha: float) -> Bounds:
-    """Return bounds for log(accept length now / then), from counts per prompt as `Acceptance` has them.
+def accept_change(
+    then: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]], *, tolerance: float, alpha: float
+) -> Bounds:
+    """Return bounds for accept length now / then, from counts per prompt as `Acceptance` has them.
 
     Both sides ran the same prompts, so that prompts are drawn in pairs: what makes one prompt easier than another is
-    common to both and cancels, and what is left holds the uncertainty of both. Resampled is the influence of each
-    prompt on the logarithm, its linear part. That the bounds err as stated is shown by tests/baseline/test_compare.py.
+    common to both and cancels, and what is left holds the uncertainty of both. The bounds are made to be compared with
+    1 - `tolerance`.
     """
-    names = sorted(then)
-    values = np.zeros(len(names))
-    change = 0.0
-    for counts, sign in ((now, 1.0), (then, -1.0)):
-        steps = np.array([counts[name][0] for name in names], dtype=np.float64)
-        tokens = steps + np.array([sum(counts[name][1:]) for name in names], dtype=np.float64)
-        change += sign * math.log(tokens.sum() / steps.sum())
-        values += sign * (tokens / tokens.mean() - steps / steps.mean())
-    return ratio_bounds(change + values, np.ones(len(names)), alpha=alpha, seed=SEED)
+
+    def tokens_and_steps(counts: Mapping[str, Sequence[int]]) -> tuple[list[int], list[int]]:
+        return [sum(counts[name]) for name in then], [counts[name][0] for name in then]
+
+    return paired_bounds(tokens_and_steps(now), tokens_and_steps(then), factor=1.0 - tolerance, alpha=alpha, seed=SEED)
 
 
-def speed_change(then: Sequence[float], now: Sequence[float], alpha: float) -> Bounds:
-    """Return bounds for the change of the mean log speed-up: Welch's t, its degrees of freedom rounded down."""
-    shares = [float(np.var(values, ddof=1)) / len(values) for values in (then, now)]
-    error = math.sqrt(sum(shares))
+def speed_change(then: Sequence[float], now: Sequence[float], *, alpha: float) -> Bounds:
+    """Return bounds for speed-up now / then, from the logarithms of each.
+
+    Welch's t, its degrees of freedom rounded down. `detectable` is a share.
+    """
+    (before, error_then), (after, error_now) = mean_and_error(then), mean_and_error(now)
+    error = math.hypot(error_then, error_now)
+    spread = error_then**4 / (len(then) - 1) + error_now**4 / (len(now) - 1)
     least = min(len(then), len(now)) - 1
-    spread = sum(share**2 / (len(values) - 1) for share, values in zip(shares, (then, now), strict=True))
-    dof = max(least, math.floor(sum(shares) ** 2 / spread)) if spread else least
-    change, half = float(np.mean(now) - np.mean(then)), t_quantile(1.0 - alpha, dof) * error
-    detectable = minimum_detectable_effect(error, dof, alpha)
+    dof = max(least, math.floor(error**4 / spread)) if spread else least
+    change, half = after - before, t_quantile(1.0 - alpha, dof) * error
     return Bounds(
-        change, change - half, change + half, alpha, len(then) + len(now), detectable, f"Welch's t, {dof} degrees"
+        math.exp(change),
+        math.exp(change - half),
+        math.exp(change + half),
+        alpha,
+        len(then) + len(now),
+        math.expm1(minimum_detectable_effect(error, dof, alpha)),
+        f"Welch's t on logarithms, {dof} degrees of freedom",
     )
 
 
 def _verdict(lower: float, upper: float, tolerance: float) -> Verdict:
-    limit = math.log1p(-tolerance)
-    if lower >= limit:
+    if lower >= 1.0 - tolerance:
         return Verdict.PASS
-    return Verdict.FAIL if upper < limit else Verdict.INCONCLUSIVE
-
-
-def _share(log: float) -> str:
-    return f"{math.expm1(log):+.1%}"
+    return Verdict.FAIL if upper < 1.0 - tolerance else Verdict.INCONCLUSIVE
 
 
 def _undecided(bounds: Bounds, samples: str) -> str:
     return (
-        f"{samples} that vary like these decide {math.expm1(bounds.detectable):.1%} in {POWER:.0%} of runs; the change "
-        f"seen is {_share(bounds.estimate)}"
+        f"{samples} that vary like these decide {bounds.detectable:.1%} in {POWER:.0%} of runs; the change "
+        f"seen is {bounds.estimate - 1:+.1%}"
     )
 
 
@@ -129,8 +131,8 @@ def judge_acceptance(
             source=source,
             remedy=f"use at least {MIN_PROMPTS} prompts, and bless a run with them",
         )
-    bounds = accept_change(baseline.counts, counts, ALPHA)
-    verdict = _verdict(bounds.lower, bounds.upper, ACCEPT_TOLERANCE)
+    bounds = accept_change(baseline.counts, counts, tolerance=ACCEPTANCE_TOLERANCE, alpha=ALPHA)
+    verdict = _verdict(bounds.lower, bounds.upper, ACCEPTANCE_TOLERANCE)
     cause = remedy = ""
     if verdict is Verdict.FAIL:
         cause = _different(differs)
@@ -142,14 +144,14 @@ def judge_acceptance(
     return Finding(
         "BAS011",
         verdict,
-        f"accept length against the baseline: {_share(bounds.estimate)}",
-        expected=f"at least {1 - ACCEPT_TOLERANCE:.0%} of {length:.3f} (by position, given the one before: "
+        f"accept length against the baseline: {bounds.estimate - 1:+.1%}",
+        expected=f"at least {1 - ACCEPTANCE_TOLERANCE:.0%} of {length:.3f} (by position, given the one before: "
         f"{by_position(then)})",
         actual=f"{now.accept_length:.3f} (by position, given the one before: {by_position(now)}), change between "
-        f"{_share(bounds.lower)} and {_share(bounds.upper)}",
+        f"{bounds.lower - 1:+.1%} and {bounds.upper - 1:+.1%}",
         n=bounds.n,
-        interval=(length * math.exp(bounds.lower), length * math.exp(bounds.upper)),
-        source=f"{source}; {bounds.method}, drawn with their baseline's, each bound at {ALPHA:.0%}",
+        interval=(length * bounds.lower, length * bounds.upper),
+        source=f"{source}; {bounds.method}, each bound at {ALPHA:.0%}",
         cause=cause,
         remedy=remedy,
     )
@@ -212,8 +214,8 @@ def judge_throughput(
 def _speed(
     load: int, then: Sequence[float], now: Sequence[float], alpha_fail: float, differs: Sequence[str], source: str
 ) -> Finding:
-    bounds = speed_change(then, now, ALPHA)
-    upper = speed_change(then, now, alpha_fail).upper
+    bounds = speed_change(then, now, alpha=ALPHA)
+    upper = speed_change(then, now, alpha=alpha_fail).upper
     verdict = _verdict(bounds.lower, upper, SPEED_TOLERANCE)
     cause = remedy = ""
     if verdict is Verdict.FAIL:
@@ -226,11 +228,11 @@ def _speed(
     return Finding(
         "BAS020",
         verdict,
-        f"speed-up at concurrency {load} against the baseline: {_share(bounds.estimate)}",
+        f"speed-up at concurrency {load} against the baseline: {bounds.estimate - 1:+.1%}",
         expected=f"at least {1 - SPEED_TOLERANCE:.0%} of {before:.3f}x",
-        actual=f"{after:.3f}x, change between {_share(bounds.lower)} and {_share(upper)}",
+        actual=f"{after:.3f}x, change between {bounds.lower - 1:+.1%} and {upper - 1:+.1%}",
         n=bounds.n,
-        interval=(before * math.exp(bounds.lower), before * math.exp(upper)),
+        interval=(before * bounds.lower, before * upper),
         source=f"{source}; {bounds.method}, lower bound at {ALPHA:.1%}, upper at {alpha_fail:.1%}",
         cause=cause,
         remedy=remedy,
@@ -258,16 +260,17 @@ def _unlike(told: Sequence[str], source: str) -> Finding:
     )
 
 
-def hold(judgement: Judgement, folder: Path, case: Mapping[str, Any], run: Mapping[str, Any]) -> Judgement:
+def hold(judgement: Judgement, folder: Path, case: Mapping[str, Any]) -> Judgement:
     """Return a judgement of the acceptance or throughput suite with the findings against the case's baseline added.
 
-    `case` and `run` are what the record says of them. Figures that were found INVALID are not compared; other suites
-    are returned as they are. Raises UsageError for a baseline that cannot be read.
+    `case` is what the record says of it, with the run's machine (`RunFolder.read_case`). Figures that were found
+    INVALID are not compared; other suites are returned as they are. Raises UsageError for a baseline that cannot be
+    read.
     """
     judged: dict[str, Callable[..., Iterator[Finding]]] = {"acceptance": _acceptance, "throughput": _throughput}
     if judgement.suite not in judged or any(each.verdict is Verdict.INVALID for each in judgement.findings):
         return judgement
-    findings = (*judgement.findings, *_against(judgement, folder, case, run, judged[judgement.suite]))
+    findings = (*judgement.findings, *_against(judgement, folder, case, judged[judgement.suite]))
     return Judgement(judgement.suite, findings, judgement.measurements)
 
 
@@ -275,11 +278,10 @@ def _against(
     judgement: Judgement,
     folder: Path,
     case: Mapping[str, Any],
-    run: Mapping[str, Any],
     judge: Callable[..., Iterator[Finding]],
 ) -> Iterator[Finding]:
     try:
-        facts = measured.case_facts(case, run["machine"])
+        facts = measured.case_facts(case, case["machine"])
     except EvidenceError as error:
         yield Finding("BAS002", Verdict.INVALID, error.message, remedy=error.remedy, source="the run's machine")
         return
@@ -291,6 +293,7 @@ def _against(
     if (unlike := mismatch(baseline.case, facts, path.name)) is not None:
         yield unlike
         return
+    run = {"machine": case["machine"], "draftgate": harness.__version__}
     differs = measured.provenance(run, case, "").differences(baseline.provenance)
     yield from judge(baseline, judgement.measurements, case, differs, path.name)
 

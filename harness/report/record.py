@@ -150,11 +150,6 @@ class RunFolder:
         """Return a case as it will be in the record, with what was concluded so far, and with the run's machine."""
         return {"machine": _read(self.path / "run.json").get("machine"), **_case(self.case(case_id))}
 
-    def facts(self, case_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what the record will say of the run and of a case, as far as it is known."""
-        run = {"draftgate": harness.__version__, **_read(self.path / "run.json")}
-        return run, {"id": case_id, **_read(self.case(case_id) / "case.json")}
-
     def write_judgement(self, case_id: str, test: str, judgement: Judgement, *, seconds: float) -> None:
         """Store what one test of a suite concluded, with all that it rests on."""
         folder = self.case(case_id) / "judgements"

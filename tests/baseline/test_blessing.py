@@ -147,6 +147,30 @@ def test_every_refused_case_is_named(bless):
     assert "two-vllm-v1: refused" in printed
 
 
+def comparison(**old):
+    sides = [records.case(COUNTS, SPEEDS) | {"id": f"pair-vllm-v1-{side}", "side": side} for side in ("old", "new")]
+    sides[0]["engine"]["version"] = "0.31.0"
+    sides[0] |= old
+    return records.record(*sides)
+
+
+def test_of_a_comparison_the_new_side_is_blessed(bless, stored):
+    red = [{"suite": "weights", "verdict": "FAIL", "findings": [], "measurements": {}}]
+    assert bless(comparison(judgements=red), "--yes")[0] == 0
+    (written,) = stored().values()
+    assert b'version = "0.32.0"' in written
+    status, printed = bless(comparison(), "--yes", "--case", "pair-vllm-v1-old")
+    assert status == 1
+    assert "the old side of a comparison" in printed
+
+
+def test_two_cases_for_one_file_are_refused(bless, stored):
+    status, printed = bless(comparison(side=""), "--yes")
+    assert (status, stored()) == (1, {})
+    assert "choose with --case" in printed
+    assert bless(comparison(side=""), "--yes", "--case", "pair-vllm-v1-new")[0] == 0
+
+
 def test_one_refused_case_keeps_the_others_from_being_written(bless, stored):
     dead = records.case({name: [100, 1, 0, 0, 0] for name in COUNTS}, name="dead")
     made = records.record(records.case(COUNTS), dead)
