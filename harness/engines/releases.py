@@ -30,8 +30,8 @@ def canonical(name: str) -> str:
 class EngineRelease:
     """One release of an engine: a distribution at one version, from the package index, a wheel or a git repository.
 
-    `wheel` is the absolute path or the URL of the wheel to install, "" if it is none. `git` is `git+URL@REV`, "" if it is
-    none; then `version` is "", and so is `distribution` unless it was given: only what is built says them.
+    `wheel` is the absolute path or the URL of the wheel to install, "" if it is none. `git` is `git+URL@REV`, "" if it
+    is none; then `version` is "", and so is `distribution` unless it was given: only what is built says them.
     """
 
     distribution: str
