@@ -23,7 +23,6 @@ _OFFLINE = re.compile(r"the network (?:was|is) disabled")
 _NAMES = (
     re.compile(r"`(?P<name>[A-Za-z0-9][\w.-]*==[^`\s]+)`"),
     re.compile(rf"/simple/(?P<name>{_NAME})/"),
-    re.compile(r"No matching distribution found for (?P<name>\S+)"),
     re.compile(rf"(?P<name>{_NAME}) was not found in"),
 )
 
@@ -32,11 +31,12 @@ _SAID = (
     (re.compile(r"Hash mismatch for `(?P<name>[^`]+)`"), f"{{name}}: {_CHANGED}"),
     (re.compile(r"DO NOT MATCH THE HASHES[\s\S]*?\n\s+(?P<name>[\w.-]+==\S+)"), f"{{name}}: {_CHANGED}"),
     (re.compile(r"metadata name `(?P<is>[^`]+)` does not match given name `(?P<name>[^`]+)`"), "{name}: it is {is}"),
-    (re.compile(r"failed to fetch (?P<name>branch or tag|commit|ref)\b[^`\n]*`(?P<rev>[^`]+)`"), "no {name} {rev}"),
+    (re.compile(r"failed to fetch [a-z ]+ `(?P<name>[^`]+)`[\s\S]*?fatal: (?P<why>[^\n]+)"),
+     "revision {name}: git cannot fetch it: {why}"),
     (re.compile(r"status (?:client|server) error \((?P<status>[^)]+)\)[^\n]*/simple/(?P<name>[\w.-]+)/"),
      "{name}: the package index answers {status}"),
-    (re.compile(r"No matching distribution found for (?P<name>\S+)"), f"{{name}}: {_ABSENT}"),
 )  # fmt: skip
+_UNMATCHED = re.compile(r"No matching distribution found for (?P<name>\S+)")
 _MISSING = re.compile(
     rf"(?P<name>{_NAME}) was not found in|there (?:is|are) no versions? of (?P<pinned>{_NAME}[^\s,]*)", re.IGNORECASE
 )
@@ -51,6 +51,10 @@ _ONLY = re.compile(rf"only (?P<what>{_NAME}(?:[=<>!~][^\s,]*)?) (?:is|are) avail
 
 def explain(output: str) -> str:
     """Return which requirement stood in the way, and how; "" if the output says nothing that is known."""
+    for pattern, sentence in _SAID:
+        if match := pattern.search(output):
+            return sentence.format(**match.groupdict())
+    # After those: an installer that was cut off and tried again may have failed of something else.
     if unreachable := _UNREACHABLE.search(output) or _OFFLINE.search(output):
         name = next((match["name"] for pattern in _NAMES if (match := pattern.search(output))), "")
         how = (
@@ -59,9 +63,8 @@ def explain(output: str) -> str:
             else "the package index is unreachable"
         )
         return f"{name}: {how}{_asker(name, output)}" if name else how
-    for pattern, sentence in _SAID:
-        if match := pattern.search(output):
-            return sentence.format(**match.groupdict())
+    if match := _UNMATCHED.search(output):
+        return f"{match['name']}: {_ABSENT}"
     if "No solution found" in output and (unsolved := _missing(output) or _contradiction(output)):
         return unsolved
     if match := _FAILED.search(output):

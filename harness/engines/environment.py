@@ -245,13 +245,15 @@ def _read_stamp(folder: Path) -> dict[str, Any] | None:
         stamp: dict[str, Any] = json.loads((folder / STAMP).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError):
         return None
-    return stamp if isinstance(stamp, dict) and stamp.get("schema") == _SCHEMA else None
+    if not isinstance(stamp, dict) or stamp.get("schema") != _SCHEMA or not isinstance(stamp.get("packages"), dict):
+        return None
+    return stamp
 
 
 def _whole(folder: Path, request: str, plan: dict[str, Any]) -> dict[str, Any] | None:
     """Return the stamp of a folder that is a whole environment of the request, and can be run; None otherwise."""
     stamp = _read_stamp(folder)
-    if stamp is None or stamp["plan"] != plan or folder.name != _name(request, stamp.get("lock", "")):
+    if stamp is None or stamp.get("plan") != plan or folder.name != _name(request, stamp.get("lock", "")):
         return None
     return stamp if (folder / "bin" / "python").exists() else None
 

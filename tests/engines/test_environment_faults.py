@@ -187,6 +187,22 @@ def test_a_process_that_is_killed_half_way_leaves_what_is_removed_and_made_again
     assert [each for each in engines.glob("toy-engine-*") if each != made.folder] == []
 
 
+def test_what_would_lead_the_installers_elsewhere_is_not_passed_on(
+    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"):
+        monkeypatch.setenv(name, str(elsewhere))
+    monkeypatch.setenv("PIP_USER", "1")
+    monkeypatch.setenv("UV_SYSTEM_PYTHON", "1")
+    monkeypatch.setenv("UV_PYTHON", "3.8")
+    index.add("toy-engine", "1.0", requires=["torch"])
+    index.add("torch", "2.13.0+cpu")
+    made = ensure(RELEASE, tmp_path / "engines", recipe=Recipe(torch="2.13.0"))
+    assert made.packages["torch"] == "2.13.0+cpu"
+    assert not elsewhere.exists()
+
+
 def test_the_harness_own_environment_is_not_touched(index: Index, tmp_path: Path) -> None:
     def listing() -> set[str]:
         site = Path(sysconfig.get_path("purelib"))

@@ -17,6 +17,7 @@ from harness.engines.lock import digest, read
 from harness.engines.releases import EngineRelease, Recipe
 from harness.errors import EnvironmentFault, UsageError
 from harness.files import sha256_of
+from harness.report.record import RunFolder
 from tests.wheel_index import Index
 
 RELEASE = EngineRelease("toy-engine", "1.0")
@@ -149,7 +150,11 @@ def test_the_record_says_whether_an_environment_is_locked(stocked: Index, tmp_pa
     made = ensure(RELEASE, tmp_path)
     seen = identify("toy", ("toy-engine",), made.python)
     assert (seen.lock, seen.source) == (made.lock, "")
-    assert dict(seen.packages) == made.packages
+    run = RunFolder.create(tmp_path / "runs")
+    run.write_case("case", engine=seen)
+    recorded = run.assemble(complete=True)["cases"][0]["engine"]
+    assert recorded["packages"] == made.packages
+    assert recorded["lock"] == made.lock
     assert seen.origin == f"made by draftgate from {made.folder / LOCK}"
 
     (made.site_packages / "helper-3.1.dist-info").rename(made.site_packages / "helper-3.3.dist-info")
@@ -246,7 +251,10 @@ def test_a_release_from_git_is_pinned_to_its_commit(
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("git+file://{}@nightly", "no branch or tag nightly"), ("other @ git+file://{}@main", "other: it is vllm")],
+    [
+        ("git+file://{}@nightly", "revision nightly: git cannot fetch it"),
+        ("other @ git+file://{}@main", "other: it is vllm"),
+    ],
 )
 def test_what_is_not_in_a_repository_is_named(
     stocked: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, complaint: str

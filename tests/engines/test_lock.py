@@ -94,7 +94,23 @@ def test_refuses_two_versions_of_one_distribution() -> None:
             "torch==2.13.0+cpu: its content does not have the hash that the lock or the package index gives",
         ),
         ("  cause: failed to write to file: No space left on device (os error 28)", "the disk is full"),
-        ("  cause: failed to fetch branch or tag `nightly`", "no branch or tag nightly"),
+        (
+            (
+                "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError': /simple/torch/\n"
+                "  cause: Hash mismatch for `helper==3.1`"
+            ),
+            "helper==3.1: its content does not have the hash that the lock or the package index gives",
+        ),
+        (
+            (
+                "  cause: failed to fetch branch or tag `main`\n  cause: process didn't exit successfully\n"
+                "         fatal: unable to access 'https://git.example/x/': Could not resolve host: git.example"
+            ),
+            (
+                "revision main: git cannot fetch it: unable to access 'https://git.example/x/': "
+                "Could not resolve host: git.example"
+            ),
+        ),
         ("something new", ""),
     ],
 )
