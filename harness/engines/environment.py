@@ -147,7 +147,7 @@ def ensure(
             stamp = {"schema": _SCHEMA, "plan": plan, "lock": environment.lock, "packages": packages}
             write_atomically(folder / STAMP, json.dumps(stamp, indent=1, sort_keys=True) + "\n")
         # Only now: a lock that cannot be installed is not the one to take next time.
-        if text and not (current.exists() and current.read_text(encoding="utf-8") == text):
+        if text and not (current.exists() and current.read_bytes() == text.encode()):
             current.parent.mkdir(exist_ok=True)
             write_atomically(current, text)
     packages = installed_packages(environment.site_packages)
@@ -189,11 +189,9 @@ def _altered(folder: Path, stamp: Mapping[str, Any], packages: Mapping[str, str]
 
 def _settled(release: EngineRelease, text: str, packages: Mapping[str, str]) -> EngineRelease:
     """Return the release with what only its lock and what was built of it say, if it is of a git repository."""
-    if not release.git:
-        return release
-    entry = _own_entry(release, read(text, LOCK))
+    entry = _own_entry(release, read(text, LOCK)) if release.git else None
     if entry is None:
-        raise EnvironmentFault(f"the lock has no entry of {release.git}", remedy="draftgate env RELEASE --refresh")
+        return release
     return dataclasses.replace(release, distribution=entry.name, version=packages[entry.name], git=entry.url)
 
 

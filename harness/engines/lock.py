@@ -61,7 +61,7 @@ def _entry(requirement: str, text: str, where: str) -> Locked:
             f"{where}: {requirement!r} is no entry of a lock: {str(error).splitlines()[0]}",
             remedy="a lock has NAME==VERSION or NAME @ URL on each line; `draftgate env RELEASE` writes one",
         ) from error
-    pins = [each.version for each in parsed.specifier if each.operator in {"==", "==="} and "*" not in each.version]
+    pins = [each.version for each in parsed.specifier if each.operator == "==" and "*" not in each.version]
     if not parsed.url and (len(pins) != 1 or len(parsed.specifier) != 1):
         raise UsageError(f"{where}: {requirement!r} is not at one version", remedy="write NAME==VERSION")
     return Locked(canonical(parsed.name), pins[0] if pins else "", parsed.url or "", text)

@@ -149,6 +149,7 @@ class RunFolder:
     def read_case(self, case_id: str) -> dict[str, Any]:
         """Return a case as it will be in the record, with what was concluded so far, and with the run's machine."""
         return {"machine": _read(self.path / "run.json").get("machine"), **_case(self.case(case_id))}
+
     def facts(self, case_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what the record will say of the run and of a case, as far as it is known."""
         run = {"draftgate": harness.__version__, **_read(self.path / "run.json")}

@@ -35,7 +35,17 @@ def test_reads_every_entry_with_its_hashes() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["helper", "helper>=1", "helper==1.*", "helper==1,<2", "-r other.txt", "--index-url https://x", "-e .", "a b"],
+    [
+        "helper",
+        "helper>=1",
+        "helper==1.*",
+        "helper===1",
+        "helper==1,<2",
+        "-r other.txt",
+        "--index-url https://x",
+        "-e .",
+        "a b",
+    ],
 )
 def test_refuses_what_is_not_one_version_and_names_the_line(line: str) -> None:
     with pytest.raises(UsageError, match=r"lock\.txt, line 2: "):
