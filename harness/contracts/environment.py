@@ -63,11 +63,13 @@ def engine_release(text: str) -> tuple[str, EngineRelease]:
     release = EngineRelease.parse(text)
     for engine, distributions in ENGINES.items():
         if release.distribution in distributions:
+            if release.git:
+                break
             first = distributions[0]
             return engine, release if release.wheel else EngineRelease(first, release.version)
     raise UsageError(
-        f"{release.distribution} is no engine that contracts are derived of",
-        remedy=f"name a release of {' or '.join(ENGINES)}, such as sglang==0.5.23",
+        f"{text} is no engine that contracts are derived of",
+        remedy=f"name a published release of {' or '.join(ENGINES)}, such as sglang==0.5.23",
     )
 
 

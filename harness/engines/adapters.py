@@ -20,7 +20,12 @@ ADAPTERS: Mapping[str, tuple[Adapter, tuple[str, ...]]] = {
 
 
 def engine_of(release: EngineRelease) -> str:
-    """Return which engine a release is of. Raises UsageError if it is none."""
+    """Return which engine a release is of. Raises UsageError if it is none, or does not say."""
+    if not release.distribution:
+        raise UsageError(
+            f"{release.git} does not say which engine it is of",
+            remedy=f"write NAME @ {release.git}, with the name of its distribution, such as vllm",
+        )
     for name, (_, distributions) in ADAPTERS.items():
         if release.distribution in distributions:
             return name

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from harness.engines.environment import origin_of
+from harness.engines.releases import canonical
 from harness.engines.surface import Surface
 from harness.errors import EnvironmentFault
 from harness.measure.endpoint import Endpoint
@@ -19,7 +21,12 @@ __all__ = ["Adapter", "BadSign", "EngineIdentity", "Launch", "identify", "server
 
 @dataclasses.dataclass(frozen=True)
 class EngineIdentity:
-    """The engine that `python` would run: which distribution, which version, where, and every package beside it."""
+    """The engine that `python` would run: which distribution, which version, where, and every package beside it.
+
+    `lock` is the sha256 of the lock that the environment was installed from, "" if it is not locked; `origin` says in
+    words where the environment comes from. `source` is the URL that the engine itself was installed from (of a git
+    repository with the commit, `git+URL@COMMIT`), "" for the package index.
+    """
 
     engine: str
     distribution: str
@@ -28,6 +35,9 @@ class EngineIdentity:
     python_version: str
     packages: Mapping[str, str]
     site_packages: Path
+    lock: str = ""
+    origin: str = ""
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,10 +160,12 @@ def server_spec(
     )
 
 
+# direct_url.json (PEP 610) is there unless a distribution came from a package index.
 _IDENTIFY = """
-import importlib.metadata as m, json, platform, sysconfig
-print(json.dumps({"python": platform.python_version(), "site": sysconfig.get_path("purelib"),
-                  "packages": {d.metadata["Name"].lower().replace("_", "-"): d.version for d in m.distributions()}}))
+import importlib.metadata as m, json, platform, sys, sysconfig
+found = [(d.metadata["Name"], d.version, d.read_text("direct_url.json")) for d in m.distributions()]
+print(json.dumps({"python": platform.python_version(), "site": sysconfig.get_path("purelib"), "prefix": sys.prefix,
+                  "found": found}))
 """
 
 
@@ -178,12 +190,35 @@ def identify(engine: str, distributions: tuple[str, ...], python: Path) -> Engin
         raise EnvironmentFault(
             f"{python} could not be asked what it has: {error}", remedy="give the Python of the engine's environment"
         ) from error
-    packages: dict[str, str] = dict(sorted(facts["packages"].items()))
+    packages = dict(sorted((canonical(name), version) for name, version, _ in facts["found"]))
+    urls = {canonical(name): url for name, _, url in facts["found"] if url}
     for distribution in distributions:
         if distribution in packages:
-            version = packages[distribution]
-            return EngineIdentity(engine, distribution, version, python, facts["python"], packages, Path(facts["site"]))
+            origin = origin_of(Path(facts["prefix"]), packages)
+            return EngineIdentity(
+                engine=engine,
+                distribution=distribution,
+                version=packages[distribution],
+                python=python,
+                python_version=facts["python"],
+                packages=packages,
+                site_packages=Path(facts["site"]),
+                lock=origin.lock,
+                origin=origin.note,
+                source=_source(urls.get(distribution, "")),
+            )
     raise EnvironmentFault(
         f"{python} has none of: {', '.join(distributions)}",
         remedy=f"give --engine-python the Python that has {engine}, or --engine-env a release to install",
     )
+
+
+def _source(direct_url: str) -> str:
+    """Return where a distribution was installed from, by its direct_url.json ("" = from a package index)."""
+    try:
+        facts = json.loads(direct_url)
+        vcs = facts.get("vcs_info")
+        url: str = facts["url"]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return ""
+    return f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url

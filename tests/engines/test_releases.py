@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.engines.adapters import engine_of
 from harness.engines.releases import EngineRelease, Recipe, recipe_for
 from harness.errors import UsageError
 
@@ -27,6 +28,49 @@ from harness.errors import UsageError
 )
 def test_parses(text: str, expected: EngineRelease) -> None:
     assert EngineRelease.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "label"),
+    [
+        (
+            "git+https://git.example/vllm-project/vllm.git@main",
+            EngineRelease("", "", git="git+https://git.example/vllm-project/vllm.git@main"),
+            "vllm-main",
+        ),
+        (
+            "SGLang @ git+ssh://git@git.example/sgl/sglang@releases/v1#subdirectory=python",
+            EngineRelease("sglang", "", git="git+ssh://git@git.example/sgl/sglang@releases/v1#subdirectory=python"),
+            "sglang-releases-v1",
+        ),
+    ],
+)
+def test_reads_a_git_repository_at_a_revision(text: str, expected: EngineRelease, label: str) -> None:
+    assert EngineRelease.parse(text) == expected
+    assert expected.label == label
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("git+https://git.example/vllm", "no revision"),
+        ("git+ssh://git@git.example/vllm", "no revision"),
+        ("git+file:///vllm@", "no revision"),
+        ("git+https://me:secret@git.example/vllm@main", r"git\.example/vllm@main holds credentials"),
+        ("git+https://token@git.example/vllm@main", "credentials"),
+        ("https://git.example/vllm@main", "names no engine release"),
+    ],
+)
+def test_refuses_a_repository_without_revision_or_with_credentials(text: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint) as caught:
+        EngineRelease.parse(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_run_must_be_told_which_engine_a_repository_is_of() -> None:
+    assert engine_of(EngineRelease.parse("vllm @ git+file:///some@main")) == "vllm"
+    with pytest.raises(UsageError, match=r"does not say which engine[\s\S]*NAME @ git\+file:///some@main"):
+        engine_of(EngineRelease.parse("git+file:///some@main"))
 
 
 def test_a_wheel_is_named_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
