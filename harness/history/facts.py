@@ -160,8 +160,8 @@ class _Totals(msgspec.Struct, frozen=True):
 
 
 class _Interval(msgspec.Struct, frozen=True):
-    lower: float
-    upper: float
+    lower: float | None = None
+    upper: float | None = None
 
 
 class _Acceptance(msgspec.Struct, frozen=True):
@@ -306,9 +306,9 @@ def _acceptance(path: Path, measured: Mapping[str, Any], where: str) -> Iterator
     run = decode(path, measured, _Acceptance, where)
     drafts = run.totals.drafts
     if drafts > 0:
-        bounds = run.accept_length
+        bounds = run.accept_length or _Interval()
         value = 1 + run.totals.accepted / drafts
-        yield Figure("accept_length", value, bounds and bounds.lower, bounds and bounds.upper)
+        yield Figure("accept_length", value, bounds.lower, bounds.upper)
         for position, accepted in enumerate(run.totals.per_position):
             yield Figure(f"acceptance.{position}", accepted / drafts)
 

@@ -107,11 +107,11 @@ def _changed(before: Measured, after: Measured) -> list[str]:
 
 def series(measured: Iterable[Measured]) -> list[Series]:
     """Group figures into series, each in the order of versions, then time."""
-    groups: dict[tuple[str, ...], list[Measured]] = {}
+    groups: dict[tuple[str, str, str, str, str, str], list[Measured]] = {}
     for point in sorted(measured, key=_place):
         key = (point.pair, point.engine, point.runner, point.device, point.suite, point.metric)
         groups.setdefault(key, []).append(point)
-    return [Series(*key, tuple(points)) for key, points in sorted(groups.items())]
+    return [Series(*key, points=tuple(points)) for key, points in sorted(groups.items())]
 
 
 def verdicts(concluded: Iterable[Concluded]) -> dict[tuple[str, str, str, str, str], list[Concluded]]:
