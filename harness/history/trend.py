@@ -6,7 +6,8 @@ fellows instead of making two steps that are none.
 
 Steps are found by PELT on a Gaussian kernel (Killick et al. 2012; Arlot et al. 2019; `ruptures`). The kernel looks at
 how far two runs are apart in units of the noise and saturates, so that no single run, however far out, weighs more than
-any other. The noise is estimated from the differences of neighbouring runs, which a step hardly touches.
+any other. The noise is estimated from the differences of neighbouring runs, which a step hardly touches. What is found
+is kept if shuffles of the same runs rarely show as much.
 """
 
 from __future__ import annotations
@@ -15,19 +16,34 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
 from harness.history.store import Concluded, Measured
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    _Floats = npt.NDArray[np.float64]
+
 __all__ = ["MIN_RUNS", "Series", "Step", "breaks", "noise", "series", "verdicts"]
 
-MIN_RUNS = 6
-"""Runs below which no step is looked for: the noise cannot be told from fewer."""
+MIN_RUNS = 8
+"""Runs below which no step is looked for: of fewer, too many orders look like one."""
+
+ALPHA = 0.05
+"""Share of noisy series in which a step is found, at most: as many shuffles of a series may look as stepped as it."""
+
+SHUFFLES = 199
+
+SEED = 20_261_130
+"""Fixed, so that one history always gives the same steps."""
 
 PENALTY = 1.7
-"""What a step must gain, so that one is found in less than 5 % of noisy series (tests/history/test_trend.py)."""
+"""What a step must gain: less is found in one of 20 noisy series (tests/history/test_trend.py)."""
 
 GAMMA = 0.15
 """Width of the kernel: exp(-GAMMA d^2) for two runs d noise units apart."""
@@ -130,25 +146,69 @@ def _place(point: Concluded) -> tuple[bool, Version, str, str, str]:
         return True, Version("0"), point.version, point.started, point.run
 
 
-def noise(values: Sequence[float]) -> float:
+def noise(values: Sequence[float] | _Floats) -> float:
     """Return the standard deviation of what varies from run to run, estimated through steps and outliers."""
-    differences = sorted(abs(after - before) for before, after in itertools.pairwise(values))
+    import numpy as np  # noqa: PLC0415 -- keeps other commands quick
+
+    differences = np.sort(np.abs(np.diff(values)))
     kept = differences[: math.ceil(_KEPT * len(differences))]
-    return max(statistics.fmean(kept) / _TRIMMED_MEAN, _RESOLUTION * max(map(abs, values)))
+    return float(max(kept.mean() / _TRIMMED_MEAN, _RESOLUTION * np.abs(values).max()))
 
 
 def breaks(values: Sequence[float]) -> tuple[int, ...]:
-    """Return the places at which a new level begins."""
-    import numpy as np  # noqa: PLC0415 -- keeps other commands quick
-    import ruptures  # noqa: PLC0415 -- as above; it brings scipy
+    """Return the places at which a new level begins: the strongest first, then what is left on either side of it."""
+    import numpy as np  # noqa: PLC0415 -- as above
+
+    def search(start: int, end: int) -> Iterator[int]:
+        part = array[start:end]
+        if len(part) < MIN_RUNS:
+            return
+        gain, place = _strongest(part)
+        if gain > 0 and _is_rare(part, gain):
+            yield start + place
+            yield from search(start, start + place)
+            yield from search(start + place, end)
+
+    array = np.asarray(values, dtype=float)
+    return tuple(sorted(search(0, len(array))))
+
+
+def _is_rare(values: _Floats, gain: float) -> bool:
+    """Say whether at most `ALPHA` of a series' orders, itself and its shuffles, gain as much as it does.
+
+    If all runs are alike but for noise, any order is as likely. That holds for any noise, also for one of two values or
+    two modes, for which no penalty can be right.
+    """
+    import numpy as np  # noqa: PLC0415 -- as above
+
+    shuffles = np.random.default_rng(SEED).permuted(np.tile(values, (SHUFFLES, 1)), axis=1)
+    allowed = int(ALPHA * (1 + SHUFFLES)) - 1
+    as_much = (shuffle for shuffle in shuffles if _strongest(shuffle)[0] >= gain * (1 - 1e-9))
+    return len(list(itertools.islice(as_much, allowed + 1))) <= allowed
+
+
+def _strongest(values: _Floats) -> tuple[float, int]:
+    """Return what the steps that PELT finds gain above their penalties (0: there is none), and where the strongest is."""
+    import numpy as np  # noqa: PLC0415 -- as above
+    import ruptures  # noqa: PLC0415 -- it brings scipy
 
     scale = noise(values)
     if scale == 0:
-        return ()
-    signal = (np.asarray(values) - statistics.median(values)) / scale
-    search = ruptures.KernelCPD(kernel="rbf", min_size=_AT_EACH_LEVEL, params={"gamma": GAMMA})
-    *places, _ = search.fit(signal.reshape(-1, 1)).predict(pen=PENALTY)
-    return tuple(places)
+        return 0.0, 0
+    signal = (values - np.median(values)) / scale
+    finder = ruptures.KernelCPD(kernel="rbf", min_size=_AT_EACH_LEVEL, params={"gamma": GAMMA})
+    *places, _ = finder.fit(signal.reshape(-1, 1)).predict(pen=PENALTY)
+    if not places:
+        return 0.0, 0
+    kernel = np.exp(-GAMMA * np.subtract.outer(signal, signal) ** 2)
+
+    def cost(chosen: Sequence[int]) -> float:
+        parts = itertools.pairwise((0, *chosen, len(signal)))
+        return float(sum(end - start - kernel[start:end, start:end].sum() / (end - start) for start, end in parts))
+
+    best = cost(places)
+    missed = {place: cost([other for other in places if other != place]) - best for place in places}
+    return cost(()) - best - PENALTY * len(places), max(missed, key=missed.__getitem__)
 
 
 def _at_edge(values: Sequence[float], versions: Sequence[str], segment: tuple[int, int, int]) -> int:

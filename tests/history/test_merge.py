@@ -28,6 +28,10 @@ def state(folder):
     }  # fmt: skip
 
 
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
 def test_shards_become_one_run(tmp_path):
     first = shard(tmp_path, "s1", "a", started="2026-11-30T10:00:00Z", machine={"cpu": "x", "system": "Linux"})
     second = shard(tmp_path, "s2", "b", "FAIL", started="2026-11-30T09:00:00Z", machine={"cpu": "y", "system": "Linux"})
@@ -132,7 +136,7 @@ def test_two_runs_of_one_name_are_refused(tmp_path):
     runs = [shard(tmp_path / "x", "record", "a"), shard(tmp_path / "y", "record", "b", started="2026-12-01T00:00:00Z")]
     with pytest.raises(UsageError, match="named 'record' too"):
         merge(tmp_path / "out", runs)
-    assert sorted(os.listdir(tmp_path)) == ["x", "y"]
+    assert names(tmp_path) == {"x", "y"}
 
 
 def test_different_versions_of_draftgate_are_noted(tmp_path):
@@ -156,7 +160,7 @@ def test_links_do_not_come_along(tmp_path):
     (run / "cases" / "a" / "link").symlink_to(tmp_path / "secret")
     os.mkfifo(run / "cases" / "a" / "pipe")
     merge(tmp_path / "out", [run])
-    assert sorted(os.listdir(tmp_path / "out" / "cases" / "a")) == ["case.json", "judgements"]
+    assert names(tmp_path / "out" / "cases" / "a") == {"case.json", "judgements"}
 
 
 @pytest.mark.parametrize("name", ["../../gone", "/tmp/gone", "..", ".", "", "a\0b", "\ud800", "x" * 300])
@@ -167,7 +171,7 @@ def test_a_name_that_is_no_file_is_refused(tmp_path, name, of):
     (cases[0] if of == "case" else cases[0]["judgements"][0])["id" if of == "case" else "test"] = name
     edit(run, cases=cases)
     before = state(tmp_path)
-    with pytest.raises(UsageError, match="record.json"):
+    with pytest.raises(UsageError, match=r"record\.json"):
         merge(tmp_path / "deep" / "out", [run])
     assert state(tmp_path) == before
 
@@ -211,7 +215,7 @@ def test_a_merge_that_fails_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("harness.history.merge.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(UsageError, match="full"):
         merge(tmp_path / "out", [run])
-    assert os.listdir(tmp_path) == ["s1"]
+    assert names(tmp_path) == {"s1"}
 
 
 def test_one_of_them_is_not_there(tmp_path):

@@ -1,4 +1,4 @@
-"""The history file under what happens to files: killed and concurrent writers, other versions, damage, hostile names."""
+"""What happens to files: killed and concurrent writers, other versions, damage, hostile names."""
 
 import dataclasses
 import json
