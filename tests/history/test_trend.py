@@ -10,6 +10,9 @@ NOISES = {
     "normal": lambda rng, n: rng.normal(size=n),
     "heavy tails": lambda rng, n: rng.standard_t(3, size=n),
     "rare outliers": lambda rng, n: rng.normal(size=n) * np.where(rng.random(n) < 0.05, 8, 1),
+    # Greedy outputs are mostly the same, and now and then not; a cache is warm or cold.
+    "two values": lambda rng, n: rng.random(n) < 0.2,
+    "two modes": lambda rng, n: (rng.random(n) < 0.3) + 0.02 * rng.normal(size=n),
 }
 
 
@@ -28,7 +31,12 @@ def only(points):
     return series
 
 
-@pytest.mark.parametrize("runs", [10, 30, 60])
+@pytest.mark.parametrize("place", range(2, 11))
+def test_what_is_exact_but_for_a_step_shows_it_wherever_it_is(place):
+    assert trend.breaks([3.1] * place + [3.0] * (12 - place)) == (place,)
+
+
+@pytest.mark.parametrize("runs", [8, 30, 60])
 @pytest.mark.parametrize("noise", NOISES)
 def test_noise_is_no_step(noise, runs):
     rng = np.random.default_rng(20261130)
@@ -47,20 +55,14 @@ def test_a_step_of_three_sigma_is_found_where_it_is():
     assert found >= 900
 
 
-def test_the_noise_is_seen_through_a_step():
-    rng = np.random.default_rng(20261130)
-    estimates = [trend.noise([*rng.normal(100, 1, 15), *rng.normal(150, 1, 15)]) for _ in range(300)]
-    assert np.mean(estimates) == pytest.approx(1, abs=0.15)
-
-
 def test_one_run_that_stands_out_is_no_step():
-    assert trend.breaks([5, 5, 5, 1, 5, 5, 5, 5]) == ()
-    assert trend.breaks([5, 5, 5, 5, 5, 5, 5, 1]) == ()
+    assert trend.breaks([5, 5, 5, 1, 5, 5, 5, 5, 5, 5, 5, 5]) == ()
+    assert trend.breaks([5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 1]) == ()
 
 
 def test_two_runs_that_agree_are():
     assert trend.breaks([5, 5, 5, 5, 5, 5, 1, 1]) == (6,)
-    assert trend.breaks([5, 5, 5, 5, 5, 1, 1, 1, 5, 5, 5, 5, 5]) == (5, 8)
+    assert trend.breaks([5, 5, 5, 5, 5, 5, 1, 1, 1, 1, 5, 5, 5, 5, 5, 5]) == (6, 10)
 
 
 def test_what_never_changes_has_no_step():
@@ -70,7 +72,7 @@ def test_what_never_changes_has_no_step():
 
 def test_a_step_is_named_by_the_first_version_after_it():
     points = [point(3.1 + hour / 1000, "0.30.0", hour) for hour in range(4)]
-    points += [point(2.4 + hour / 1000, "0.31.0", 10 + hour) for hour in range(3)]
+    points += [point(2.4 + hour / 1000, "0.31.0", 10 + hour) for hour in range(4)]
     (step,) = only(points).steps()
     assert (step.version, step.run, step.started, step.within) == ("0.31.0", "r10", "2026-11-30T10:00:00Z", False)
     assert (step.before, step.after) == (pytest.approx(3.1, abs=0.01), pytest.approx(2.4, abs=0.01))
@@ -78,9 +80,9 @@ def test_a_step_is_named_by_the_first_version_after_it():
 
 
 def test_versions_order_as_versions_and_an_old_one_measured_again_stands_with_its_fellows():
-    points = [point(3.1, "0.9.0", hour) for hour in range(3)] + [point(2.4, "0.10.0", hour) for hour in range(3, 6)]
-    series = only([*points, point(3.1, "0.9.0", 20), point(1.0, "main", 0)])
-    assert [each.version for each in series.points] == ["0.9.0"] * 4 + ["0.10.0"] * 3 + ["main"]
+    points = [point(3.1, "0.9.0", hour) for hour in range(3)] + [point(2.4, "0.10.0", hour) for hour in range(3, 7)]
+    series = only([*points, point(3.1, "0.9.0", 20), point(2.4, "main", 0)])
+    assert [each.version for each in series.points] == ["0.9.0"] * 4 + ["0.10.0"] * 4 + ["main"]
     (step,) = series.steps()
     assert step.version == "0.10.0"
 
@@ -117,7 +119,8 @@ def test_several_steps():
 
 
 def test_few_runs_are_not_judged():
-    assert only([point(5, hour=0), point(5, hour=1), point(1, hour=2), point(1, hour=3)]).steps() == ()
+    values = [5.0] * 4 + [1.0] * (trend.MIN_RUNS - 5)
+    assert only([point(value, hour=hour) for hour, value in enumerate(values)]).steps() == ()
 
 
 def test_pairs_runners_devices_and_figures_are_apart():
