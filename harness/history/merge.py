@@ -49,6 +49,7 @@ class _Judgement(msgspec.Struct, frozen=True):
 class _Case(msgspec.Struct, frozen=True):
     id: _Name
     judgements: list[_Judgement]
+    side: str = ""
     not_asked: dict[str, str] = {}
 
 
@@ -72,6 +73,7 @@ class _Record(msgspec.Struct, frozen=True):
     finished: str = ""
     command: str = ""
     machine: dict[str, Any] = {}
+    comparison: dict[str, str] | None = None
     asked: _Suites = {}
     not_selected: _Suites = {}
     never_judged: _Suites = {}
@@ -100,7 +102,8 @@ class _Shard:
 
     def unexplained(self) -> list[Verdict]:
         """Return the record's verdict if it is worse than its judgements and what was never judged make it."""
-        seen = [judgement.verdict for case in self.record.cases for judgement in case.judgements]
+        counted = [case for case in self.record.cases if case.side != "old"]
+        seen = [judgement.verdict for case in counted for judgement in case.judgements]
         if self.record.never_judged:
             seen.append(Verdict.INVALID)
         explained = worst(seen)
@@ -199,10 +202,18 @@ def _write(out: RunFolder, shards: Sequence[_Shard], chosen: Mapping[str, tuple[
         finished=max(shard.record.finished for shard in shards),
         command="; ".join(dict.fromkeys(shard.record.command for shard in shards)),
         machine=_common([shard.record.machine for shard in shards]),
+        comparison=_comparison(shards),
         asked=asked,
         merged=_provenance(shards),
     )
-    out.write_selection(_union(shard.selected for shard in shards))
+    selection = {
+        case: {suite: suite for suite in suites} for case, suites in _union(shard.selected for shard in shards).items()
+    }
+    for name, (shard, _) in chosen.items():
+        # A suite may be judged in part: its record names the suite, not the test that is missing.
+        for suite in shard.record.never_judged.get(name, ()):
+            selection.setdefault(name, {})[f"what {shard.name} did not judge of {suite}"] = suite
+    out.write_selection(selection)
     notes = []
     for name, (shard, case) in chosen.items():
         facts = {key: value for key, value in case.items() if key not in ("id", "judgements")}
@@ -239,6 +250,23 @@ def _provenance(shards: Iterable[_Shard]) -> list[dict[str, Any]]:
                 )
     made: list[dict[str, Any]] = msgspec.to_builtins(list(entries.values()))
     return made
+
+
+def _comparison(shards: Sequence[_Shard]) -> dict[str, str] | None:
+    """Return the two releases that are compared, if any: one record has one answer."""
+    first, *others = shards
+    for other in others:
+        if other.record.comparison != first.record.comparison:
+            raise UsageError(
+                f"{other.path}: {_compared(other)}, and {first.path} {_compared(first)}",
+                remedy="merge runs of one comparison, or runs that compare nothing",
+            )
+    return first.record.comparison
+
+
+def _compared(shard: _Shard) -> str:
+    sides = shard.record.comparison
+    return "compares no releases" if sides is None else f"compares {sides.get('old')} with {sides.get('new')}"
 
 
 def _union(parts: Iterable[_Suites]) -> _Suites:

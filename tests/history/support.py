@@ -38,7 +38,7 @@ def make(folder, cases, *, started="2026-11-30T10:00:00Z", asked=None, selected=
     machine = machine or {"cpu": "c"}
     run.write_run(started=started, finished=started, command="draftgate run", machine=machine, asked=asked)
     if selected is not None:
-        run.write_selection(selected)
+        run.write_selection({case: {f"test_{suite}": suite for suite in suites} for case, suites in selected.items()})
     for name, (about, judgements) in cases.items():
         run.write_case(name, **about)
         for each in judgements:

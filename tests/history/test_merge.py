@@ -86,6 +86,40 @@ def test_what_one_shard_did_not_get_to_and_another_judged_is_judged(tmp_path):
         assert [case["run"] for case in record["cases"]] == ["s2", "s3"]
 
 
+def test_a_suite_that_was_judged_in_part_stays_so(tmp_path):
+    runs = [shard(tmp_path, "s1", "a"), shard(tmp_path, "s2", "b")]
+    edit(runs[0], never_judged={"a": ["weights"]}, verdict="INVALID")
+    record = merge(tmp_path / "out", runs).record
+    assert (record["never_judged"], record["verdict"]) == ({"a": ["weights"]}, "INVALID")
+
+
+def compared(root, name, pair, old="PASS", new="PASS", releases=("0.30.0", "0.31.0")):
+    cases = {
+        f"{pair}-{side}": (case_facts(pair=pair, side=side), [judged("weights", verdict)])
+        for side, verdict in (("old", old), ("new", new))
+    }
+    run = make(root / name, cases)
+    edit(run, comparison=dict(zip(("old", "new"), releases, strict=True)))
+    return run
+
+
+def test_what_an_old_release_does_wrong_is_not_the_merged_verdict(tmp_path):
+    merged = merge(tmp_path / "out", [compared(tmp_path, "s1", "p", old="FAIL"), compared(tmp_path, "s2", "q")])
+    assert merged.record["verdict"] == "PASS"
+    assert merged.record["comparison"] == {"old": "0.30.0", "new": "0.31.0"}
+    assert [case["side"] for case in merged.record["cases"]] == ["new", "old", "new", "old"]
+    worse = merge(tmp_path / "worse", [compared(tmp_path, "s3", "p"), compared(tmp_path, "s4", "q", new="FAIL")])
+    assert worse.record["verdict"] == "FAIL"
+
+
+def test_other_comparisons_are_refused(tmp_path):
+    runs = [compared(tmp_path, "s1", "p"), compared(tmp_path, "s2", "q", releases=("0.29.0", "0.31.0"))]
+    with pytest.raises(UsageError, match=r"0\.29\.0 with 0\.31\.0"):
+        merge(tmp_path / "out", runs)
+    with pytest.raises(UsageError, match="compares no releases"):
+        merge(tmp_path / "out", [runs[0], shard(tmp_path, "s3", "a")])
+
+
 @pytest.mark.parametrize("verdict", ["INCONCLUSIVE", "INVALID", "FAIL"])
 def test_the_verdict_is_the_worst(tmp_path, verdict):
     runs = [shard(tmp_path, "s1", "a"), shard(tmp_path, "s2", "b", verdict)]
