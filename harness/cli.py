@@ -15,6 +15,7 @@ from harness.contracts import cli as contracts
 from harness.convert import cli as convert
 from harness.diagnose import cli as diagnose
 from harness.errors import HarnessError, UsageError
+from harness.history import cli as history
 from harness.upgrade import cli as compare
 
 __all__ = ["main"]
@@ -100,6 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.choices["diagnose"].set_defaults(call=lambda arguments, _: diagnose.run(arguments))
     baseline.add_parser(commands)
     commands.choices["bless"].set_defaults(call=lambda arguments, _: baseline.run(arguments))
+    history.add_parsers(commands)
+    commands.choices["history"].set_defaults(call=lambda arguments, _: history.run_history(arguments))
+    commands.choices["merge"].set_defaults(call=lambda arguments, _: history.run_merge(arguments))
     return parser
 
 

@@ -22,6 +22,7 @@ ORDER = (
     "report",
     "upgrade",
     "baseline",
+    "history",
     "diagnose",
 )
 COMMON = {"errors", "files", "steps", "verdict"}

@@ -164,17 +164,17 @@ class RunFolder:
         }
         _write(folder / f"{test}.json", data)
 
-    def assemble(self, *, complete: bool) -> dict[str, Any]:
+    def assemble(self, *, complete: bool, at_least: Iterable[Verdict] = ()) -> dict[str, Any]:
         """Write and return the record of everything in the folder so far.
 
         What was asked and is in no judgement is `never_judged`, which no run survives as a pass, unless whoever started
-        the run chose tests by hand (`-k`, a path): that is `not_selected`.
+        the run chose tests by hand (`-k`, a path): that is `not_selected`. The verdict is no better than `at_least`.
         """
         facts = _read(self.path / "run.json")
         cases = [_case(folder) for folder in sorted((self.path / "cases").glob("*")) if folder.is_dir()]
         # What an upgrade leaves behind is not what it is judged by: the comparison with it is the new side's.
         counted = [case for case in cases if case.get("side") != "old"]
-        verdicts = [Verdict(item["verdict"]) for case in counted for item in case["judgements"]]
+        verdicts = [*at_least, *(Verdict(item["verdict"]) for case in counted for item in case["judgements"])]
         asked = facts.get("asked", {})
         selected = _read(
             self.path / "selection.json", {case: {suite: suite for suite in asked[case]} for case in asked}

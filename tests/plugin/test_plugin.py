@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -383,3 +384,31 @@ def test_a_pair_whose_variable_is_not_set(project):
     status, _, done = cases(project, "--pair", "kimi-k2_5")
     assert status == 2
     assert "KIMI_K25" in done.stdout + done.stderr
+
+
+def history(project, path="runs/history.sqlite"):
+    with sqlite3.connect(project.folder / path) as connection:
+        return connection.execute("SELECT id, verdict, complete FROM runs").fetchall()
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_a_finished_run_is_in_the_history(project, workers):
+    project.suite("weights", "give(judge, 'FAIL', 'weights')")
+    assert project.run(*workers).returncode == 1
+    (path,) = (project.folder / "runs").glob("*/record.json")
+    assert history(project) == [(path.parent.name, "FAIL", 1)]
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("PASS", 0), ("FAIL", 1), ("INVALID", 3)])
+def test_a_history_that_cannot_be_written_is_told_and_changes_no_verdict(project, verdict, status):
+    project.suite("weights", f"give(judge, {verdict!r}, 'weights')")
+    (project.folder / "runs").mkdir()
+    damaged = project.folder / "runs" / "history.sqlite"
+    damaged.write_text("not a database" * 1000)
+    done = project.run()
+    assert done.returncode == status, done.stdout + done.stderr
+    assert project.record()["verdict"] == verdict
+    (line,) = [line for line in done.stdout.splitlines() if "warning" in line and "not in the history" in line]
+    assert str(damaged) in line
+    assert "--add" in line
+    assert damaged.read_text() == "not a database" * 1000
