@@ -27,7 +27,7 @@ def print_table(record: Mapping[str, Any], file: IO[str]) -> None:
     console = Console(file=file, highlight=False, soft_wrap=True, width=None if file.isatty() else 140)
     table = Table(title=f"draftgate: {record['verdict']}", title_justify="left")
     table.add_column("pair / engine / runner", no_wrap=True)
-    compares = any(case.get("side") for case in record["cases"])
+    compares = bool(record.get("comparison"))
     suites = (*SUITES, UPGRADE) if compares else SUITES
     if compares:
         table.add_column("release", no_wrap=True)
@@ -35,7 +35,7 @@ def print_table(record: Mapping[str, Any], file: IO[str]) -> None:
         table.add_column(suite, no_wrap=True)
     for case in record["cases"]:
         words = [_word(case, suite, record["not_selected"]) for suite in suites]
-        release = [Text(case["engine"]["version"])] if compares else []
+        release = [Text(case.get("engine", {}).get("version", "not had"))] if compares else []
         table.add_row(Text(case["id"]), *release, *(Text(word, style=_STYLE.get(word, "dim")) for word in words))
     console.print(table)
     if record.get("comparison"):
