@@ -346,7 +346,7 @@ def test_rounds_alternate_and_every_one_is_recorded():
 
 
 def slower(factor, **settings):
-    return Engine(label="new", step_s=0.01 * factor, noise=0.02, seed=3, **settings)
+    return Engine(label="new", step_s=factor * Engine.step_s, noise=0.02, seed=3, **settings)
 
 
 def test_a_slower_step_fails_and_is_the_cause():
@@ -389,7 +389,11 @@ def test_plain_versions_are_compared_without_a_yield():
 
 def test_time_that_is_used_up_is_shared_among_loads_and_inconclusive():
     run = served(
-        Engine(label="old", noise=0.9, seed=1), Engine(label="new", noise=0.9, seed=2), (1, 2), n=1, max_seconds=4.0
+        Engine(label="old", noise=0.9, seed=1),
+        Engine(label="new", noise=0.9, seed=2),
+        (1, 2),
+        n=1,
+        max_seconds=400 * Engine.step_s,
     )
     assert run.ended == {1: "seconds", 2: "seconds"}
     measured = [len(run.pairs(concurrency)) for concurrency in (1, 2)]
@@ -400,7 +404,7 @@ def test_time_that_is_used_up_is_shared_among_loads_and_inconclusive():
 
 
 def test_time_that_is_used_up_at_once_decides_nothing():
-    judgement = throughput_change(served(max_seconds=0.01))
+    judgement = throughput_change(served(max_seconds=Engine.step_s))
     assert red(judgement) == {"CHG020": Verdict.INCONCLUSIVE}
     assert "no pair of rounds was run" in judgement.as_text()
 
