@@ -174,7 +174,7 @@ def paired_bounds(
     sides is nearly symmetric, so one quantile of the sizes of the resampled quotients serves both bounds, which errs
     less than one for each, as `ratio_bounds` takes (docs/judging.md). Student's t is the fallback, as there.
 
-    Raises UsageError if there are fewer than two clusters, the shapes differ, a denominator is negative, or one side's
+    Raises UsageError if there are fewer than two clusters, a denominator is negative, or one side's
     denominators or the old side's numerators sum to 0.
     """
     sides = np.array([*new, *old], dtype=np.float64)

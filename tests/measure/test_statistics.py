@@ -13,6 +13,7 @@ from harness.measure.acceptance import MIN_PROMPTS
 from harness.measure.statistics import (
     mean_bounds,
     minimum_detectable_effect,
+    paired_bounds,
     ratio_bounds,
     studentised,
     t_cdf,
@@ -115,6 +116,44 @@ def test_the_bootstrap_agrees_with_the_normal_theory_where_both_hold():
     bounds = ratio_bounds(values, np.ones(400), alpha=ALPHA, seed=1)
     theory = mean_bounds(list(values), ALPHA)
     assert (bounds.lower, bounds.upper) == pytest.approx((theory.lower, theory.upper), abs=0.01)
+
+
+def test_paired_bounds_agree_with_the_normal_theory_where_both_hold():
+    rng = np.random.default_rng(11)
+    old = rng.normal(10.0, 1.0, 400)
+    new = old * 0.9 + rng.normal(0.0, 0.5, 400)
+    bounds = paired_bounds((new, np.ones(400)), (old, np.ones(400)), factor=0.9, alpha=ALPHA, seed=1)
+    theory = mean_bounds(list(new - 0.9 * old), ALPHA)
+    assert bounds.estimate == pytest.approx(new.mean() / old.mean())
+    in_units_of_old = [0.9 + each / old.mean() for each in (theory.lower, theory.upper)]
+    assert (bounds.lower, bounds.upper) == pytest.approx(in_units_of_old, abs=5e-4)
+
+
+def test_paired_bounds_of_a_side_that_lost_everything_need_no_logarithm():
+    bounds = paired_bounds(([0] * 12, [10] * 12), (range(1, 13), [10] * 12), factor=0.95, alpha=ALPHA, seed=1)
+    assert bounds.estimate == pytest.approx(0.0, abs=1e-12)
+    assert bounds.upper < 0.95
+
+
+def test_paired_bounds_of_equal_sides_have_no_width_at_equality():
+    side = (range(1, 13), [10] * 12)
+    bounds = paired_bounds(side, side, factor=1.0, alpha=ALPHA, seed=1)
+    assert (bounds.lower, bounds.estimate, bounds.upper) == pytest.approx((1.0, 1.0, 1.0))
+    assert bounds.method.startswith("Student's t")
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        (([1], [1]), ([1], [1])),
+        (([1, 1], [0, 0]), ([1, 1], [1, 1])),
+        (([1, 1], [1, 1]), ([0, 0], [1, 1])),
+        (([1, 1], [2, -1]), ([1, 1], [1, 1])),
+    ],
+)
+def test_paired_bounds_of_nothing_are_refused(new, old):
+    with pytest.raises(UsageError, match="something to compare with"):
+        paired_bounds(new, old, factor=1.0, alpha=ALPHA, seed=1)
 
 
 def simulate(n: int, mean: float, concentration: float, rng: np.random.Generator, shape: int):
