@@ -62,9 +62,7 @@ def engine_release(text: str) -> tuple[str, EngineRelease]:
     """Read `sglang==V` or `vllm==V`, or the path of a wheel of either. Raises UsageError for anything else."""
     release = EngineRelease.parse(text)
     for engine, distributions in ENGINES.items():
-        if release.distribution in distributions:
-            if release.git:
-                break
+        if release.distribution in distributions and not release.git:
             first = distributions[0]
             return engine, release if release.wheel else EngineRelease(first, release.version)
     raise UsageError(

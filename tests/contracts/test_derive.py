@@ -6,6 +6,8 @@ import re
 import pytest
 
 from harness.contracts import derive, trials
+from harness.contracts.environment import engine_release
+from harness.errors import UsageError
 from harness.files import exclusive
 from tests.contracts.conftest import small_release
 
@@ -170,3 +172,8 @@ def test_a_contract_is_kept_until_the_release_or_the_questions_change(release, m
     (release.site / MODEL).write_text((release.site / MODEL).read_text() + "\n# changed\n")
     derive.derive("sglang==9.9.9", engines_root=tmp_path, root=tmp_path)
     assert len(asked) == 2
+
+
+def test_a_repository_has_no_contract():
+    with pytest.raises(UsageError, match="no engine that contracts are derived of"):
+        engine_release("vllm @ git+file:///some@main")

@@ -35,12 +35,11 @@ def whole(engines: Path) -> list[Path]:
     return [stamp.parent for stamp in engines.glob(f"*/{STAMP}")]
 
 
-def fail(engines: Path, recipe: Recipe | None = None) -> InstallError:
+def fail(engines: Path, recipe: Recipe | None = None, lock: Path | None = None) -> InstallError:
     with pytest.raises(InstallError) as caught:
-        ensure(RELEASE, engines, recipe=recipe)
+        ensure(RELEASE, engines, recipe=recipe, lock=lock)
     assert not whole(engines)
     assert not list((engines / "locks").glob("*.txt")), "a lock that was not installed is not the one of next time"
-    assert "toy-engine==1.0" in str(caught.value)
     assert caught.value.step.log.is_file()
     return caught.value
 
@@ -69,9 +68,11 @@ def test_a_version_that_does_not_exist(index: Index, tmp_path: Path) -> None:
 def test_a_torch_that_does_not_exist(index: Index, tmp_path: Path) -> None:
     index.add("toy-engine", "1.0", requires=["torch"])
     index.add("torch", "2.12.0")
-    with pytest.raises(InstallError, match=r"^could not install torch==2\.13\.0: torch==2\.13\.0: .* does not have it"):
-        ensure(RELEASE, tmp_path / "engines", recipe=Recipe(torch="2.13.0"))
-    assert not whole(tmp_path / "engines")
+    error = fail(tmp_path / "engines", Recipe(torch="2.13.0"))
+    assert (error.requirement, error.reason) == (
+        "torch==2.13.0",
+        "torch==2.13.0: the package index does not have it",
+    )
 
 
 def test_requirements_that_contradict_each_other_are_both_named(index: Index, tmp_path: Path) -> None:
@@ -109,9 +110,9 @@ def test_a_wheel_that_is_not_the_one_that_was_locked(
     made = ensure(RELEASE, tmp_path / "first")
     index.add("helper", "3.1", {"helper/__init__.py": "x = 'another'\n"})
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "empty"))
-    with pytest.raises(InstallError, match=r"helper==3\.1: its content does not have the hash"):
-        ensure(RELEASE, tmp_path / "engines", lock=made.folder / LOCK)
-    assert not whole(tmp_path / "engines")
+    error = fail(tmp_path / "engines", lock=made.folder / LOCK)
+    assert error.requirement == "toy-engine==1.0"
+    assert error.reason.startswith("helper==3.1: its content does not have the hash")
 
 
 def test_a_torch_that_is_not_the_one_that_was_locked(index: Index, tmp_path: Path) -> None:
@@ -119,9 +120,8 @@ def test_a_torch_that_is_not_the_one_that_was_locked(index: Index, tmp_path: Pat
     index.add("torch", "2.13.0+cpu")
     lock = tmp_path / "lock.txt"
     lock.write_text(f"toy-engine==1.0\ntorch==2.13.0+cpu --hash=sha256:{'0' * 64}\n")
-    with pytest.raises(InstallError, match=r"torch==2\.13\.0\+cpu: its content does not have the hash"):
-        ensure(RELEASE, tmp_path / "engines", lock=lock, recipe=Recipe(torch="2.13.0"))
-    assert not whole(tmp_path / "engines")
+    error = fail(tmp_path / "engines", Recipe(torch="2.13.0"), lock)
+    assert error.reason.startswith("torch==2.13.0+cpu: its content does not have the hash")
 
 
 def test_an_index_that_cannot_be_reached(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
