@@ -91,10 +91,10 @@ def _verdict(lower: float, upper: float, tolerance: float) -> Verdict:
     return Verdict.FAIL if upper < 1.0 - tolerance else Verdict.INCONCLUSIVE
 
 
-def _undecided(bounds: Bounds, samples: str) -> str:
+def _undecided(bounds: Bounds, samples: str, tolerance: float) -> str:
     return (
-        f"{samples} that vary like these decide {bounds.detectable:.1%} in {POWER:.0%} of runs; the change "
-        f"seen is {bounds.estimate - 1:+.1%}"
+        f"{samples} that vary like these decide {bounds.detectable:.1%} from the limit of {-tolerance:.1%} in "
+        f"{POWER:.0%} of runs; the change seen is {bounds.estimate - 1:+.1%}"
     )
 
 
@@ -138,7 +138,7 @@ def judge_acceptance(
         cause = _different(differs)
         remedy = "run the weights and aux_hidden suites; if it is meant to be so, bless this pair anew"
     elif verdict is Verdict.INCONCLUSIVE:
-        cause = _undecided(bounds, f"{bounds.n} prompts")
+        cause = _undecided(bounds, f"{bounds.n} prompts", ACCEPTANCE_TOLERANCE)
         remedy = "use more prompts, and bless a run with them"
     length = then.accept_length
     return Finding(
@@ -222,7 +222,7 @@ def _speed(
         cause = _different(differs)
         remedy = "if the accept length is as it was, a verify step costs more; if not, look at the acceptance suite"
     elif verdict is Verdict.INCONCLUSIVE:
-        cause = _undecided(bounds, f"{len(then)} and {len(now)} pairs of rounds")
+        cause = _undecided(bounds, f"{len(then)} and {len(now)} pairs of rounds", SPEED_TOLERANCE)
         remedy = "run more rounds, or quieten the machine"
     before, after = (math.exp(float(np.mean(values))) for values in (then, now))
     return Finding(
