@@ -64,6 +64,11 @@ class _Entry(msgspec.Struct, frozen=True):
     machine: dict[str, Any]
 
 
+class _Comparison(msgspec.Struct, frozen=True):
+    old: str
+    new: str
+
+
 class _Record(msgspec.Struct, frozen=True):
     draftgate: str
     complete: bool
@@ -73,7 +78,7 @@ class _Record(msgspec.Struct, frozen=True):
     finished: str = ""
     command: str = ""
     machine: dict[str, Any] = {}
-    comparison: dict[str, str] | None = None
+    comparison: _Comparison | None = None
     asked: _Suites = {}
     not_selected: _Suites = {}
     never_judged: _Suites = {}
@@ -202,7 +207,7 @@ def _write(out: RunFolder, shards: Sequence[_Shard], chosen: Mapping[str, tuple[
         finished=max(shard.record.finished for shard in shards),
         command="; ".join(dict.fromkeys(shard.record.command for shard in shards)),
         machine=_common([shard.record.machine for shard in shards]),
-        comparison=_comparison(shards),
+        comparison=msgspec.to_builtins(_comparison(shards)),
         asked=asked,
         merged=_provenance(shards),
     )
@@ -252,7 +257,7 @@ def _provenance(shards: Iterable[_Shard]) -> list[dict[str, Any]]:
     return made
 
 
-def _comparison(shards: Sequence[_Shard]) -> dict[str, str] | None:
+def _comparison(shards: Sequence[_Shard]) -> _Comparison | None:
     """Return the two releases that are compared, if any: one record has one answer."""
     first, *others = shards
     for other in others:
@@ -266,7 +271,7 @@ def _comparison(shards: Sequence[_Shard]) -> dict[str, str] | None:
 
 def _compared(shard: _Shard) -> str:
     sides = shard.record.comparison
-    return "compares no releases" if sides is None else f"compares {sides.get('old')} with {sides.get('new')}"
+    return "compares no releases" if sides is None else f"compares {sides.old} with {sides.new}"
 
 
 def _union(parts: Iterable[_Suites]) -> _Suites:

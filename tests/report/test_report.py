@@ -120,6 +120,13 @@ def test_table(run):
         assert words in text
 
 
+def test_a_case_that_could_not_be_made_knows_no_release(run):
+    run.write_case("p-old", side="old", engine={"version": "0.30.0"})
+    run.write_judgement("p-old", "t", judgement(), seconds=0)
+    run.write_judgement("p-new", "t", judgement("INVALID"), seconds=0)
+    assert "p-new" in printed(run.assemble(complete=True))
+
+
 def test_names_from_outside_are_not_markup(run):
     run.write_judgement("[bold]c[nonsense]", "t", judgement("FAIL"), seconds=0)
     assert "[bold]" in printed(run.assemble(complete=True))
