@@ -16,6 +16,7 @@ from harness.convert import cli as convert
 from harness.diagnose import cli as diagnose
 from harness.errors import HarnessError, UsageError
 from harness.history import cli as history
+from harness.report import cli as report
 from harness.upgrade import cli as compare
 
 __all__ = ["main"]
@@ -104,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     history.add_parsers(commands)
     commands.choices["history"].set_defaults(call=lambda arguments, _: history.run_history(arguments))
     commands.choices["merge"].set_defaults(call=lambda arguments, _: history.run_merge(arguments))
+    report.add_parser(commands)
+    commands.choices["report"].set_defaults(call=lambda arguments, _: report.run(arguments))
     return parser
 
 
