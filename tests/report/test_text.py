@@ -13,7 +13,7 @@ from harness.report.text import MOST, number, one_line, visible
         ("plain, *with* <marks> and \u00fcmlauts", "plain, *with* <marks> and \u00fcmlauts"),
         ("\x1b[1;31mred\x1b[0m", "red"),
         ("\x1b]8;;https://example.org\x07here\x1b]8;;\x1b\\", "here"),
-        ("\x1b]0;never closed", "\\x1b]0;never closed"),
+        ("\x1b]0;never closed", "0;never closed"),
         ("bell\x07 null\x00", "bell\\x07 null\\x00"),
         ("\u202egnp.exe", "\\u202egnp.exe"),
         ("half\ud800", "half\\ud800"),
