@@ -11,7 +11,7 @@ PAYLOADS = {
     "markdown": "| EVIL | [link](https://example.org/EVIL) ![image](//example.org/EVIL.png) `code` **b** <b>x",
     "mention": "@EVIL #123 GH-7 www.example.org https://example.org/EVIL $x$ ~~y~~ owner/repo#5",
     "ansi": "\x1b[31mEVIL\x1b[0m\x1b]8;;https://example.org\x07here\x1b]8;;\x07",
-    "workflow": "EVIL\n::set-output name=x::y\r\n::error::z%0A\n##[command]rm",
+    "workflow": "EVIL, file=x: y\n::set-output name=x::y\r\n::error::z%0A\n##[command]rm",
     "controls": "EVIL\x00\x07\x08\x7f\x85\u2028",
     "direction": "EVIL\u202egnp.exe\u2066\u200b\ufeff",
     "surrogate": "EVIL\ud800",
