@@ -72,9 +72,7 @@ def _reason(summary: Summary, reason: Reason) -> Iterator[str]:
 
 def _plain(text: str) -> str:
     """Return text from outside as one line that Markdown shows as it is: no markup, link, mention or new cell."""
-    line = one_line(text)
-    line = f"{line[:_ROOM]} ..." if len(line) > _ROOM else line
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = one_line(text, _ROOM).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # An empty comment is what keeps GitHub from making a link of a mention, an issue's number or an address.
     return _LINKS.sub(_apart, _SPECIAL.sub(r"\\\g<0>", line))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.report.table import SUITES, UPGRADE, answer, word
 from harness.report.text import one_line
-from harness.verdict import Verdict, worst
+from harness.verdict import Verdict, some, worst
 
 __all__ = ["Reason", "Row", "Summary", "summarise"]
 
@@ -21,6 +21,15 @@ _CAUSES_FIRST = ("weights", "aux_hidden", "startup", "acceptance", "losslessness
 
 _SHORT = 160
 """Characters up to which a cause has room in the sentence that gives the answer."""
+
+_CLAUSE = 240
+"""Characters of that sentence for what was seen."""
+
+_NAME = 60
+"""Characters of a name."""
+
+_NAMED = 3
+"""Pairs on engines that a note spells out."""
 
 _RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
 
@@ -103,7 +112,7 @@ def summarise(record: Mapping[str, Any]) -> Summary:
     missing = _never_judged(record)
     rows = [_row(case, suites, missing, not_selected) for case in cases]
     rows += [
-        Row(case_id, case_id, "", "", "", "", Verdict.INVALID, tuple("not run" for _ in suites))
+        Row(case_id, one_line(case_id, _NAME), "", "", "", "", Verdict.INVALID, tuple("not run" for _ in suites))
         for case_id in missing
         if case_id not in {row.id for row in rows}
     ]
@@ -135,11 +144,11 @@ def _row(
     verdicts = [Verdict(item["verdict"]) for item in case["judgements"]]
     return Row(
         case["id"],
-        one_line(str(pair.get("name") or case["id"])),
-        one_line(str(engine.get("engine") or "")),
-        one_line(str(engine.get("version") or "")),
-        one_line(str(case.get("runner_asked") or "")),
-        one_line(str(case.get("device") or "")),
+        one_line(str(pair.get("name") or case["id"]), _NAME),
+        one_line(str(engine.get("engine") or ""), _NAME),
+        one_line(str(engine.get("version") or ""), _NAME),
+        one_line(str(case.get("runner_asked") or ""), _NAME),
+        one_line(str(case.get("device") or ""), _NAME),
         worst([*verdicts, Verdict.INVALID] if case["id"] in missing else verdicts),
         tuple(word(case, suite, not_selected) for suite in suites),
     )
@@ -219,7 +228,7 @@ def _sentence(verdict: Verdict, rows: Sequence[Row], reasons: Sequence[Reason], 
 
 
 def _clause(text: str) -> str:
-    return one_line(text).rstrip(".")
+    return one_line(text, _CLAUSE).rstrip(".")
 
 
 def _sentence_case(text: str) -> str:
@@ -243,6 +252,6 @@ def _notes(record: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:
         for suite, why in (case.get("not_asked") or {}).items():
             left.setdefault((suite, str(why)), []).append(names[case["id"]])
     for (suite, why), where in left.items():
-        yield f"Not asked: {suite} of {', '.join(where)}: {one_line(why)}"
+        yield f"Not asked: {suite} of {some(where, _NAMED)}: {one_line(why)}"
     for case_id, suites in (record.get("not_selected") or {}).items():
         yield f"Not selected: {', '.join(suites)} of {names.get(case_id, one_line(case_id))}"

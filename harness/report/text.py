@@ -32,9 +32,10 @@ def visible(text: str) -> str:
     return f"{shown} ... ({rest} more characters in record.json)" if rest > 0 else shown
 
 
-def one_line(text: str) -> str:
-    """Return `visible(text)` with every run of white space as one space."""
-    return " ".join(visible(text).split())
+def one_line(text: str, most: int = MOST) -> str:
+    """Return `visible(text)` with every run of white space as one space, cut to `most` characters."""
+    line = " ".join(visible(text).split())
+    return f"{line[:most]} ..." if len(line) > most + 4 else line
 
 
 def number(value: Any, digits: int = 4) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from harness.report.summary import summarise
+from tests.report.hostile import poisoned
 from tests.report.records import case, failing, finding, invalid, judgement, passing, record
 
 
@@ -85,3 +86,8 @@ def test_a_comparison_of_releases_is_answered_first(made, words):
     summary = summarise({**made(), "comparison": {"old": "vllm 0.28.0", "new": "vllm 0.32.0"}})
     assert summary.sentence.startswith(f"From vllm 0.28.0 to vllm 0.32.0: {words}")
     assert summary.suites[-1] == "upgrade"
+
+
+def test_names_and_causes_of_any_length_leave_the_answer_short():
+    made = poisoned(failing(), " " + "W" * 5_000)
+    assert len(summarise(made).sentence) < 800

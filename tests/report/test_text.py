@@ -31,6 +31,7 @@ def test_what_is_cut_says_so():
 
 def test_one_line():
     assert one_line(" a\n\n b\tc ") == "a b c"
+    assert one_line("a " * 10, 5) == "a a a ..."
 
 
 @pytest.mark.parametrize(
