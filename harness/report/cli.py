@@ -6,9 +6,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from harness.report.publish import Trends
 
 __all__ = ["add_parser", "run"]
 
@@ -30,14 +33,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write it")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, trends: Trends) -> int:
     """Write the report. Raises UsageError where there is no record, or none of this version's, or no way to write."""
     from harness.report.record import read  # noqa: PLC0415 -- keeps other commands quick
 
     path = arguments.run / "record.json" if arguments.run.is_dir() else arguments.run
     record, text = read(path)
     try:
-        made = text if arguments.format == "json" else _render(record, arguments.format)
+        made = text if arguments.format == "json" else _render(record, arguments.format, path.resolve().parent, trends)
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path}: has not the form of a run record: {type(error).__name__}: {error}",
@@ -61,11 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _render(record: dict[str, Any], form: str) -> str:
+def _render(record: dict[str, Any], form: str, folder: Path, trends: Trends) -> str:
     if form == "html":
         from harness.report.page import render  # noqa: PLC0415 -- imports jinja2
+        from harness.report.publish import over_time  # noqa: PLC0415 -- keeps other formats quick
 
-        return render(record)
+        figures, fault = over_time(trends, folder, record)
+        if fault:
+            print(fault, file=sys.stderr)
+        return render(record, figures)
     if form == "markdown":
         from harness.report.markdown import render as markdown  # noqa: PLC0415 -- keeps other formats quick
 

@@ -180,7 +180,7 @@ class TrendPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """A figure over runs, oldest first, such as the accept length of one pair on one engine."""
+    """A figure over runs, in the order to draw, such as the accept length of one pair on one engine."""
 
     title: str
     unit: str
@@ -348,7 +348,7 @@ def trend(history: Trend) -> Chart | None:
             f"{number(last.value)}{unit} ({last.version}, {last.when})."
         ),
         table=Table(("run", "engine version", history.title, "interval"), rows),
-        x_label=f"runs, {one_line(first.when)[:20]} to {one_line(last.when)[:20]}",
+        x_label=f"{len(points)} runs",
         y_label="",
         value_name="run, with its interval",
         base=history.threshold,

@@ -5,9 +5,9 @@ None of it changes a verdict: what cannot be made is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.files import write_atomically
 from harness.github import command
@@ -15,7 +15,13 @@ from harness.report.summary import summarise
 from harness.report.text import one_line, visible
 from harness.verdict import Verdict
 
-__all__ = ["PAGE", "annotate", "append_step_summary", "publish"]
+if TYPE_CHECKING:
+    from harness.report.plots import Trend
+
+__all__ = ["PAGE", "Trends", "annotate", "append_step_summary", "over_time", "publish"]
+
+Trends = Callable[[Path, Mapping[str, Any]], "Sequence[Trend]"]
+"""From a run's folder and record to figures over earlier runs; harness.history has one."""
 
 PAGE = "report.html"
 """Its name in the run folder."""
@@ -24,13 +30,24 @@ _MOST = 10
 """Annotations of each kind that GitHub shows for a step."""
 
 
-def publish(folder: Path, record: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[str]:
+def publish(folder: Path, record: Mapping[str, Any], environ: Mapping[str, str], trends: Trends) -> Iterator[str]:
     """Make whatever the run's surroundings ask for; yield the lines to print. Raises nothing."""
-    yield from _attempt("the report", lambda: _page(folder, record))
+    figures, fault = over_time(trends, folder, record)
+    if fault:
+        yield fault
+    yield from _attempt("the report", lambda: _page(folder, record, figures))
     if environ.get("GITHUB_STEP_SUMMARY"):
         yield from _attempt("the summary of the step", lambda: append_step_summary(record, environ))
     if environ.get("GITHUB_ACTIONS") == "true":
         yield from _attempt("annotations", lambda: annotate(record))
+
+
+def over_time(trends: Trends, folder: Path, record: Mapping[str, Any]) -> tuple[Sequence[Trend], str]:
+    """Return the figures over earlier runs, and in a line what kept them away ("" = nothing). Raises nothing."""
+    try:
+        return trends(folder, record), ""
+    except Exception as error:  # noqa: BLE001 -- a page without its history is worth more than none
+        return (), f"draftgate: the report has no figures over time: {one_line(str(error))}"
 
 
 def annotate(record: Mapping[str, Any]) -> list[str]:
@@ -61,11 +78,11 @@ def append_step_summary(record: Mapping[str, Any], environ: Mapping[str, str]) -
     return []
 
 
-def _page(folder: Path, record: Mapping[str, Any]) -> list[str]:
+def _page(folder: Path, record: Mapping[str, Any], figures: Sequence[Trend]) -> list[str]:
     from harness.report.page import render  # noqa: PLC0415 -- imports jinja2
 
     path = folder / PAGE
-    write_atomically(path, render(record))
+    write_atomically(path, render(record, figures))
     return [f"report: {path}"]
 
 

@@ -10,8 +10,12 @@ from tests.report.records import case, failing, finding, invalid, judgement, pas
 JOB = {"GITHUB_ACTIONS": "true"}
 
 
+def none(_folder, _record):
+    return ()
+
+
 def test_a_page_beside_the_record(tmp_path):
-    (line,) = publish.publish(tmp_path, passing(), {})
+    (line,) = publish.publish(tmp_path, passing(), {}, none)
     assert line == f"report: {tmp_path / 'report.html'}"
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
@@ -19,15 +23,15 @@ def test_a_page_beside_the_record(tmp_path):
 def test_on_github_the_summary_is_appended_and_lines_are_given(tmp_path):
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")
-    lines = list(publish.publish(tmp_path, failing(), {"GITHUB_STEP_SUMMARY": str(summary), **JOB}))
+    lines = list(publish.publish(tmp_path, failing(), {"GITHUB_STEP_SUMMARY": str(summary), **JOB}, none))
     assert [line.split(" ")[0] for line in lines[1:]] == ["::error", "::error", "::warning"]
     assert summary.read_text().startswith("before\n## ")
-    assert list(publish.publish(tmp_path, passing(), JOB))[1:] == []
+    assert list(publish.publish(tmp_path, passing(), JOB, none))[1:] == []
 
 
 @pytest.mark.parametrize("surroundings", [{}, {"GITHUB_STEP_SUMMARY": "/nonexistent/x"}, JOB])
 def test_what_cannot_be_made_is_told_and_raises_nothing(tmp_path, surroundings):
-    lines = list(publish.publish(tmp_path / "gone", {"cases": [{"id": 1}]}, surroundings))
+    lines = list(publish.publish(tmp_path / "gone", {"cases": [{"id": 1}]}, surroundings, none))
     assert len(lines) == 1 + len(surroundings)
     assert all("could not be made" in line and "\n" not in line for line in lines)
 
@@ -61,3 +65,13 @@ def test_github_shows_ten_so_the_tenth_says_how_many_more():
 def test_a_run_that_judged_nothing_is_annotated():
     (line,) = annotate(record())
     assert line == "::error title=draftgate INVALID::Nothing was judged."
+
+
+def test_a_history_that_cannot_be_read_is_told_and_the_page_is_made(tmp_path):
+    def damaged(folder, _record):
+        raise OSError(f"{folder}/history.sqlite is\ndamaged")
+
+    told, made = publish.publish(tmp_path, passing(), {}, damaged)
+    assert told == f"draftgate: the report has no figures over time: {tmp_path}/history.sqlite is damaged"
+    assert made.startswith("report: ")
+    assert "Over time" not in (tmp_path / "report.html").read_text()
