@@ -16,6 +16,7 @@ from harness.convert import cli as convert
 from harness.diagnose import cli as diagnose
 from harness.errors import HarnessError, UsageError
 from harness.history import cli as history
+from harness.report import cli as report
 from harness.upgrade import cli as compare
 
 __all__ = ["main"]
@@ -104,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     history.add_parsers(commands)
     commands.choices["history"].set_defaults(call=lambda arguments, _: history.run_history(arguments))
     commands.choices["merge"].set_defaults(call=lambda arguments, _: history.run_merge(arguments))
+    report.add_parser(commands)
+    commands.choices["report"].set_defaults(call=lambda arguments, _: _report(arguments))
     return parser
 
 
@@ -131,6 +134,12 @@ def _gate(rest: Sequence[str]) -> int:
     if not asks and not any(word.partition("=")[0] in ("--from", "--to") for word in rest):
         raise UsageError("a gate holds two releases against each other", remedy="give --from OLD and --to NEW")
     return _run(rest)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from harness.history.figures import trends  # noqa: PLC0415 -- keeps other commands quick
+
+    return report.run(arguments, trends)
 
 
 def _pairs(files: Sequence[Path]) -> int:

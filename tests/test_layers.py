@@ -25,7 +25,7 @@ ORDER = (
     "history",
     "diagnose",
 )
-COMMON = {"errors", "files", "steps", "verdict"}
+COMMON = {"errors", "files", "github", "steps", "verdict"}
 
 
 def imports(path: Path) -> set[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import harness
 from harness.checkpoint.findings import Severity
 from harness.contracts.check import CODES, Finding, Report
+from harness.github import command
 
 __all__ = ["FORMATS", "render"]
 
@@ -90,8 +91,12 @@ def _sarif(reports: Sequence[Report], drafter: str) -> str:
 
 def _github(reports: Sequence[Report], drafter: str) -> str:
     lines = [
-        f"::{_COMMANDS[finding.severity]} file={_property(drafter)},"
-        f"title={_property(f'{finding.code} {report.release}')}::{_escaped(_message(report, finding))}"
+        command(
+            _COMMANDS[finding.severity],
+            _message(report, finding),
+            file=drafter,
+            title=f"{finding.code} {report.release}",
+        )
         for report in reports
         for finding in report.findings
     ]
@@ -105,15 +110,6 @@ def _message(report: Report, finding: Finding) -> str:
         f"remedy: {finding.remedy}" if finding.remedy else "",
     ]
     return "\n".join(part for part in parts if part)
-
-
-def _escaped(text: str) -> str:
-    """Escape what a workflow command takes for its own end."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _escaped(text).replace(":", "%3A").replace(",", "%2C")
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Report], str], str]] = {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.diagnose.symptoms import OFF, Fact, RecordFinding, Symptoms
 from harness.errors import UsageError
-from harness.report.record import SCHEMA
+from harness.report.record import read as record_in
 
 __all__ = ["read"]
 
@@ -60,17 +59,14 @@ def read(path: Path, case_id: str = "") -> tuple[Symptoms, Path | None, Path | N
 
 def _case(path: Path, case_id: str) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        schema = record["schema"]
+        record, _ = record_in(path)
         cases: dict[str, dict[str, Any]] = {case["id"]: case for case in record["cases"]}
-    except OSError as error:
-        raise UsageError(f"--record {path}: {error.strerror}", remedy="give a run's record.json") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except UsageError as error:
+        raise UsageError(f"--record {error.message}", remedy=error.remedy) from error
+    except (KeyError, TypeError) as error:
         raise UsageError(
             f"--record {path}: is no run record: {error!r}", remedy="give the record.json that `draftgate run` wrote"
         ) from error
-    if schema != SCHEMA:
-        raise UsageError(f"--record {path}: is of schema {schema}, not {SCHEMA}", remedy="run the suites again")
     if not case_id and len(cases) == 1:
         return next(iter(cases.values()))
     if case_id not in cases:

@@ -116,15 +116,19 @@ def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
         if not usable:
             continue
         fates = fates_of(evidence, role)
-        findings.append(_keys(role, usable, fates, exceptions, source))
-        findings.append(_parameters(role, usable, exceptions, lent if role == "drafter" else set(), source))
+        unused = _unused(role, fates, exceptions)
+        states = _states(role, usable, exceptions, lent if role == "drafter" else set())
+        findings.append(_keys(role, usable, fates, unused, source))
+        findings.append(_parameters(role, states, source))
         if role == "drafter":
             findings += _vocabulary(evidence.config, fates, source)
         measured[role] = {
             "ranks": len(usable),
             "model_class": usable[0].model_class,
             "keys": dict(collections.Counter(fate.value for fate in fates.values())),
+            "unused_keys": {name: {"fate": fate, "exempt": reason} for name, (fate, reason) in unused.items()},
             "tensors": sum(len(load.parameters) for load in usable),
+            "tensors_not_filled": _worst_states(states),
             "limits": sorted({limit for load in usable for limit in load.limits}),
         }
     findings.append(_config(evidence.config, exceptions.config))
@@ -204,16 +208,23 @@ def fates_of(evidence: Evidence, role: str) -> dict[str, Fate]:
     }
 
 
-def _keys(role: str, loads: Sequence[Load], fates: Mapping[str, Fate], exceptions: Exceptions, source: str) -> Finding:
+def _unused(role: str, fates: Mapping[str, Fate], exceptions: Exceptions) -> dict[str, tuple[Fate, str]]:
+    """Return the keys whose data is nowhere in the model: name -> its fate, and why that is right ("" = it is not)."""
+    return {
+        name: (fate, exceptions.reason(role, "key", name))
+        for name, fate in sorted(fates.items())
+        if fate not in (Fate.USED, Fate.READ)
+    }
+
+
+def _keys(
+    role: str, loads: Sequence[Load], fates: Mapping[str, Fate], unused: Mapping[str, tuple[Fate, str]], source: str
+) -> Finding:
     lost: dict[Fate, list[str]] = {}
-    ignored = []
-    for name, fate in sorted(fates.items()):
-        if fate in (Fate.USED, Fate.READ):
-            continue
-        if exceptions.reason(role, "key", name):
-            ignored.append(name)
-        else:
+    for name, (fate, reason) in unused.items():
+        if not reason:
             lost.setdefault(fate, []).append(name)
+    ignored = [name for name, (_, reason) in unused.items() if reason]
     in_files = sum(key.in_files for key in loads[0].keys)
     note = f" ({len(ignored)} ignored by design: {some(ignored, _NAMED)})" if ignored else ""
     if not in_files:
@@ -251,12 +262,12 @@ def _keys(role: str, loads: Sequence[Load], fates: Mapping[str, Fate], exception
 
 
 class State(enum.Enum):
-    """What is known of one parameter."""
+    """What is known of one parameter, from good to bad."""
 
-    FILLED = enum.auto()
-    EXCUSED = enum.auto()
-    UNSURE = enum.auto()
-    LACKING = enum.auto()
+    FILLED = "filled"
+    EXCUSED = "exempt"
+    UNSURE = "cannot be told"
+    LACKING = "not filled"
 
 
 def state_of(role: str, parameter: Parameter, exceptions: Exceptions, shared: set[str]) -> State:
@@ -269,13 +280,25 @@ def state_of(role: str, parameter: Parameter, exceptions: Exceptions, shared: se
     return State.UNSURE if parameter.unseen_change else State.LACKING
 
 
-def _parameters(role: str, loads: Sequence[Load], exceptions: Exceptions, shared: set[str], source: str) -> Finding:
-    looked_at = [
+def _states(
+    role: str, loads: Sequence[Load], exceptions: Exceptions, shared: set[str]
+) -> list[tuple[State, Parameter]]:
+    return [
         (state_of(role, parameter, exceptions, shared), parameter)
         for load in loads
         for parameter in load.parameters
         if parameter.kind != "attribute" and parameter.elements
     ]
+
+
+def _worst_states(states: Sequence[tuple[State, Parameter]]) -> dict[str, str]:
+    """Return the tensors that are not filled on some rank, with the worst that is known of each."""
+    order = list(State)
+    ascending = sorted(states, key=lambda each: order.index(each[0]))
+    return {parameter.name: state.value for state, parameter in ascending if state is not State.FILLED}
+
+
+def _parameters(role: str, looked_at: Sequence[tuple[State, Parameter]], source: str) -> Finding:
     seen = len(looked_at)
     elements = sum(parameter.elements for _, parameter in looked_at)
     excused = sum(state is State.EXCUSED for state, _ in looked_at)

@@ -220,7 +220,11 @@ def judge_exact(run: AcceptanceRun, oracle: Mapping[str, ExpectedCounts]) -> Jud
     evidence = evidence_findings(run)
     if refused(evidence):
         return Judgement("acceptance", evidence, run.as_measurements())
-    return Judgement("acceptance", (*evidence, _exact(run, oracle)), run.as_measurements())
+    truth = {
+        name: {"drafts": counts.drafts, "accepted": counts.accepted, "per_position": tuple(counts.per_position)}
+        for name, counts in oracle.items()
+    }
+    return Judgement("acceptance", (*evidence, _exact(run, oracle)), run.as_measurements() | {"oracle": truth})
 
 
 def _exact(run: AcceptanceRun, oracle: Mapping[str, ExpectedCounts]) -> Finding:

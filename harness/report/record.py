@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.errors import EvidenceError
+from harness.errors import EvidenceError, UsageError
 from harness.files import write_atomically
 from harness.verdict import Judgement, Verdict, worst
 
-__all__ = ["SCHEMA", "RunFolder", "device_class", "exit_status", "machine"]
+__all__ = ["SCHEMA", "RunFolder", "device_class", "exit_status", "machine", "read"]
 
 SCHEMA = 1
 
@@ -110,6 +110,28 @@ def device_class(machine: Mapping[str, Any], device: str) -> str:
 def exit_status(verdict: Verdict) -> int:
     """Return the process's exit status for a verdict: 0 pass, 1 fail, 3 inconclusive or invalid."""
     return {Verdict.PASS: 0, Verdict.FAIL: 1}.get(verdict, 3)
+
+
+def read(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the record in a file, and its text as it stands there.
+
+    Raises:
+        UsageError: there is no file, it is no record, or one of a later version.
+
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        record = json.loads(text)
+        schema = record["schema"]
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", remedy="give a run's folder or its record.json") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(
+            f"{path}: is no run record: {error!r}", remedy="give the record.json that `draftgate run` wrote"
+        ) from error
+    if schema != SCHEMA:
+        raise UsageError(f"{path}: is of schema {schema!r}, not {SCHEMA}", remedy="use the draftgate that wrote it")
+    return record, text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import IO, Any
 
 from harness.verdict import Verdict, worst
 
-__all__ = ["SUITES", "UPGRADE", "answer", "print_table"]
+__all__ = ["SUITES", "UPGRADE", "answer", "print_table", "word"]
 
 SUITES = ("startup", "weights", "aux_hidden", "acceptance", "losslessness", "throughput")
 """In the order in which they are run and shown."""
@@ -34,7 +34,7 @@ def print_table(record: Mapping[str, Any], file: IO[str]) -> None:
     for suite in suites:
         table.add_column(suite, no_wrap=True)
     for case in record["cases"]:
-        words = [_word(case, suite, record["not_selected"]) for suite in suites]
+        words = [word(case, suite, record["not_selected"]) for suite in suites]
         release = [Text(case.get("engine", {}).get("version", "not had"))] if compares else []
         table.add_row(Text(case["id"]), *release, *(Text(word, style=_STYLE.get(word, "dim")) for word in words))
     console.print(table)
@@ -56,7 +56,8 @@ def answer(record: Mapping[str, Any]) -> str:
     return f"from {sides['old']} to {sides['new']}: {words[Verdict(record['verdict'])]}"
 
 
-def _word(case: Mapping[str, Any], suite: str, not_selected: Mapping[str, Collection[str]]) -> str:
+def word(case: Mapping[str, Any], suite: str, not_selected: Mapping[str, Collection[str]]) -> str:
+    """Return the verdict of a suite on a case of a record, or the words for there being none."""
     verdicts = [Verdict(item["verdict"]) for item in case["judgements"] if item["suite"] == suite]
     if verdicts:
         return worst(verdicts)

@@ -129,6 +129,18 @@ def test_one_rank_of_two_unfilled():
     red(judge(loads=(*made.loads, bad)), "WGT004")
 
 
+def test_what_did_not_land_is_in_the_record_as_it_was_judged():
+    keys = [key("fc.weight"), key("norm", landed=()), key("t2d", landed=())]
+    vague = dataclasses.replace(parameter("norm.weight"), exact=False)
+    bad = load("drafter", [parameter("model.fc.weight"), parameter("norm.weight", 0)], keys, 1)
+    good = load("drafter", [parameter("model.fc.weight"), vague], keys, 2)
+    measured = judge(loads=(evidence().loads[0], bad, good)).measurements["drafter"]
+    assert measured["tensors_not_filled"] == {"norm.weight": "not filled"}
+    assert measured["unused_keys"]["norm"] == {"fate": "dropped", "exempt": ""}
+    assert measured["unused_keys"]["t2d"]["exempt"].startswith("the inverse of d2t")
+    assert set(measured["unused_keys"]) == {"norm", "t2d"}
+
+
 def test_keys_of_another_pipeline_stage_are_not_dropped():
     first = load("target", [parameter("a")], [key("a"), key("b", landed=())], 0)
     second = load("target", [parameter("b")], [key("a", landed=()), key("b")], 1)

@@ -412,3 +412,45 @@ def test_a_history_that_cannot_be_written_is_told_and_changes_no_verdict(project
     assert str(damaged) in line
     assert "--add" in line
     assert damaged.read_text() == "not a database" * 1000
+
+
+def test_the_report_lies_beside_the_record(project):
+    project.suite("weights", "give(judge, 'FAIL', 'weights')")
+    done = project.run()
+    (page,) = project.folder.glob("runs/*/report.html")
+    assert f"report: {page}" in done.stdout
+    assert "a remedy" in page.read_text()
+    assert "::" not in done.stdout.replace("::test_weights", "")
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("PASS", 0), ("FAIL", 1)])
+def test_a_report_that_cannot_be_made_changes_no_verdict(project, verdict, status):
+    project.suite("weights", f"give(judge, {verdict!r}, 'weights')")
+    conftest = project.folder / "conftest.py"
+    conftest.write_text(CONFTEST + "\nimport harness.report.page\nharness.report.page.render = lambda record: 1 / 0\n")
+    done = project.run()
+    assert done.returncode == status
+    assert "the report could not be made: ZeroDivisionError" in done.stdout
+    assert not list(project.folder.glob("runs/*/report.html"))
+    assert project.record()["verdict"] == verdict
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_on_github_what_an_engine_says_gives_no_orders(project, monkeypatch, workers):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.folder / "summary.md"))
+    project.suite("weights", r"raise EvidenceError('lost\n::set-output name=x::y\n##[error]z')")
+    done = project.run(*workers)
+    assert done.returncode == 3
+    lines = done.stdout.splitlines()
+    commands = [line for line in lines if line.startswith("::")]
+    stop, resume = commands[0], f"::{commands[0].removeprefix('::stop-commands::')}::"
+    assert stop.startswith("::stop-commands::")
+    assert len(resume) > 20
+    begin, end = lines.index(stop), lines.index(resume)
+    orders = [index for index, line in enumerate(lines) if line.strip().startswith(("::set-output", "##["))]
+    assert orders
+    assert all(begin < index < end for index in orders)
+    assert [line.split(" ")[0] for line in lines[end + 1 :] if line.startswith("::")] == ["::error"]
+    assert "::set-output" in (project.folder / "summary.md").read_text()
+    assert not [line for line in (project.folder / "summary.md").read_text().splitlines() if line.startswith("::")]
