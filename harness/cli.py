@@ -14,6 +14,7 @@ from harness.contracts import cli as contracts
 from harness.convert import cli as convert
 from harness.diagnose import cli as diagnose
 from harness.errors import HarnessError, UsageError
+from harness.parity import cli as parity
 
 __all__ = ["main"]
 
@@ -84,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
 
     convert.add_parser(commands)
     commands.choices["convert"].set_defaults(call=lambda arguments, _: convert.run(arguments))
+    parity.add_parser(commands)
+    commands.choices["parity"].set_defaults(call=lambda arguments, _: parity.run(arguments))
     diagnose.add_parser(commands)
     commands.choices["diagnose"].set_defaults(call=lambda arguments, _: diagnose.run(arguments))
     return parser

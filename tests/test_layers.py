@@ -20,6 +20,7 @@ ORDER = (
     "convert",
     "gate",
     "report",
+    "parity",
     "diagnose",
 )
 COMMON = {"errors", "files", "steps", "verdict"}

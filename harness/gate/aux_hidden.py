@@ -295,8 +295,8 @@ def ids_to_write(
 ) -> str:
     """Return which ids the drafter's config must have, for the wanted layers to be captured by this engine.
 
-    `captured` are the layers that each chunk may be. What the engine added to the ids it `requested` is what every chunk
-    agrees on; its usual habit where there were no ids.
+    `captured` are the layers that each chunk may be. What the engine added to the ids it `requested` is what every
+    chunk agrees on; its usual habit where there were no ids.
     """
     added, how = _ADDED.get(engine, 0), f"as {engine} usually does"
     asked = requested or ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import EvidenceError
 from harness.parity.compare import Rows
@@ -13,6 +13,8 @@ from harness.probe import evidence as probe
 from harness.probe import features
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from harness.gate.case import Case
     from harness.measure.endpoint import Prompt
 
@@ -67,16 +69,14 @@ def capture(case: Case, prompts: Sequence[Prompt], max_tokens: int) -> Captured:
     return Captured(tuple(asked), rows, rejected, servings[0].requested)
 
 
-def arrange(
-    handed: Sequence[features.Handed], asked: Sequence[Asked], folder: Path
-) -> tuple[tuple[Rows, ...], int]:
+def arrange(handed: Sequence[features.Handed], asked: Sequence[Asked], folder: Path) -> tuple[tuple[Rows, ...], int]:
     """Return the rows of each prompt, in the order of their positions, and how many were left out.
 
-    A proposal that starts at position 0 starts a sequence. A verified step's rows go on to the drafts that were refused:
-    from the first token on that is not the sequence's, a row belongs to no sequence and is left out.
+    A proposal that starts at position 0 starts a sequence. A verified step's rows go on to the drafts that were
+    refused: from the first token on that is not the sequence's, a row belongs to no sequence and is left out.
 
-    Raises EvidenceError, naming the file or the prompt, where rows of several requests are mixed, a prompt was seen in no
-    proposal, or one of its positions is missing.
+    Raises EvidenceError, naming the file or the prompt, where rows of several requests are mixed, a prompt was seen in
+    no proposal, or one of its positions is missing.
     """
     import numpy as np  # noqa: PLC0415 -- keeps other commands quick
 
@@ -100,7 +100,7 @@ def arrange(
                 f"{folder}: no proposal was made on the {count} tokens of prompt {prompt.name}",
                 remedy="the engine ran the target on other tokens than it says, or the drafter was never called",
             )
-        kept: dict[int, object] = {}
+        kept: dict[int, NDArray[Any]] = {}
         for part in mine:
             for number, (position, token) in enumerate(zip(part.positions, part.token_ids, strict=True)):
                 if position >= len(whole) or whole[position] != token:
@@ -115,7 +115,7 @@ def arrange(
                 remedy="a cached prefix is not computed again: the prefix cache must be off",
             )
         places = sorted(kept)
-        rows = np.stack([kept[place] for place in places])  # type: ignore[arg-type]  # rows of arrays
+        rows = np.stack([kept[place] for place in places])
         found.append(Rows(prompt.name, count, whole, np.array(places), rows))
     return tuple(found), rejected
 

@@ -57,10 +57,11 @@ class Row:
 class Slot:
     """One auxiliary chunk of the features, against the reference in the wider dtype.
 
-    `search[k]` is the median over rows of the relative L2 error to state k, `noise[k]` the largest error of the reference
-    itself in the pair's dtype, `tolerance[k]` what an engine's may be. `error`, `cosine` and `scale` [rows] are to the state
-    `judged`: the expected one, or the nearest where no state is expected. `apart` is the distance from it to the nearest
-    other state, and `finite` [rows] says which rows have finite values only; the others have an infinite error.
+    `search[k]` is the median over rows of the relative L2 error to state k, `noise[k]` the largest error of the
+    reference itself in the pair's dtype, `tolerance[k]` what an engine's may be. `error`, `cosine` and `scale` [rows]
+    are to the state `judged`: the expected one, or the nearest where no state is expected. `apart` is the distance from
+    it to the nearest other state, and `finite` [rows] says which rows have finite values only; the others have an
+    infinite error.
     """
 
     index: int
@@ -169,9 +170,7 @@ class Between:
     cosine: NDArray[Any]
 
 
-def between(
-    first: Sequence[Rows], second: Sequence[Rows], hidden: int
-) -> tuple[tuple[Row, ...], tuple[Between, ...]]:
+def between(first: Sequence[Rows], second: Sequence[Rows], hidden: int) -> tuple[tuple[Row, ...], tuple[Between, ...]]:
     """Compare the rows that both engines handed over after the same tokens, chunk by chunk of `hidden` values.
 
     Raises EvidenceError where no row is common, or the widths differ.

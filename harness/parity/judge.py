@@ -15,7 +15,7 @@ from harness.verdict import Finding, Verdict, some
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["judge_between", "judge_engine", "judge_tokens", "nothing", "unusable"]
+__all__ = ["incomparable", "judge_between", "judge_engine", "judge_tokens", "nothing", "unusable"]
 
 _SCALED = 1e-3
 """How far a cosine may be from 1 for a difference to be called one of scale."""
@@ -88,8 +88,8 @@ def judge_engine(
     """Judge one engine's slots against the reference.
 
     Codes: PAR002 a slot is another layer of the reference, PAR003 the same layer and off beyond the dtype's rounding,
-    PAR006 another number of slots than the drafter was trained on, PAR007 the reference's own rounding hides what is to be
-    seen, PAR008 the config's ids have two readings, and the pair does not say which is right.
+    PAR006 another number of slots than the drafter was trained on, PAR007 the reference's own rounding hides what is to
+    be seen, PAR008 the config's ids have two readings, and the pair does not say which is right.
     """
     name = f"{engine} {version}"
     slots, layers = measured.slots, want.layers
@@ -146,7 +146,7 @@ def _blind(slot: Slot, measured: Measured, dtype: str) -> Finding:
         n=len(measured.rows),
         source=f"plain forward in {dtype} and in the wider dtype",
         cause="the target's states are computed too coarsely in this dtype for a capture one layer off to show",
-        remedy="compare in float32: a pair with dtype = \"float32\"",
+        remedy='compare in float32: a pair with dtype = "float32"',
     )
 
 
@@ -177,7 +177,7 @@ def _moved(
         ),
         n=len(measured.rows),
         source="probe, features; all states of a plain forward",
-        cause="the drafter's ids mean layer inputs to one side and layer outputs to the other, or their order was changed",
+        cause="the drafter's ids mean layer inputs to one side and outputs to the other, or their order was changed",
         remedy="write the layers whose inputs the drafter was trained on into the pair: expect.aux_layers"
         if ambiguous
         else ids_to_write(engine, requested, captured, want.layers),
@@ -190,7 +190,9 @@ def _off(name: str, measured: Measured, slot: Slot, dtype: str) -> Finding:
     worst = int(broken[0]) if broken.size else int(slot.error.argmax())
     where = _where(measured.rows[worst])
     if broken.size:
-        summary = f"slot {slot.index} of {name} has values that are not finite in {broken.size} of {slot.error.size} rows"
+        summary = (
+            f"slot {slot.index} of {name} has values that are not finite in {broken.size} of {slot.error.size} rows"
+        )
         actual = f"first at {where}"
         cause, remedy = "the engine's forward overflows or reads memory that nobody wrote", "see its log for NaN"
     else:
@@ -256,13 +258,24 @@ def _agree(name: str, measured: Measured, slots: Sequence[Slot], dtype: str, cap
 
 def _tolerance(slot: Slot, dtype: str) -> str:
     return (
-        f"relative error up to {slot.limit:.3g} in slot {slot.index}: {ROOM:g} times the larger of {dtype}'s unit roundoff "
-        f"and what a plain forward loses by rounding there ({slot.noise[slot.judged]:.2g})"
+        f"relative error up to {slot.limit:.3g} in slot {slot.index}: {ROOM:g} times the larger of {dtype}'s unit "
+        f"roundoff and what a plain forward loses by rounding there ({slot.noise[slot.judged]:.2g})"
     )
 
 
 def _where(row: Row) -> str:
     return f"{row.prompt} position {row.position} (token {row.token_id}, {'generated' if row.decoded else 'prompt'})"
+
+
+def incomparable(names: tuple[str, ...], reason: str) -> Finding:
+    """Return the finding of two engines of which no rows can be laid side by side."""
+    return Finding(
+        "PAR005",
+        Verdict.INVALID,
+        f"{' and '.join(names)} cannot be compared with each other",
+        actual=reason,
+        source="probe, features of both engines",
+    )
 
 
 def judge_between(
@@ -302,7 +315,7 @@ def judge_between(
                 n=len(rows),
                 source=source,
                 cause="the engines read the drafter's layer ids differently",
-                remedy="a drafter trained on the states of one is fed others by the other: see PAR002 for the ids to write",
+                remedy="a drafter trained on one's states is fed others by the other: see PAR002 for the ids to write",
             )
         ]
     if any((slot.error > limits[slot.index]).any() for slot in slots):

@@ -51,8 +51,8 @@ def main(job: dict[str, Any]) -> None:
 def _states(torch: Any, model: Any, ids: list[int]) -> Any:
     """Return [layers + 2, tokens, hidden] of one sequence.
 
-    transformers' hidden states are the inputs of the layers, then the final normed state: the last layer's own output is
-    in none of them, so a hook takes it.
+    transformers' hidden states are the inputs of the layers, then the final normed state: the last layer's own output
+    is in none of them, so a hook takes it.
     """
     layers = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)
     last: list[Any] = []

@@ -102,9 +102,7 @@ def read(folder: Path, sequences: Sequence[tuple[int, ...]], dtype: str) -> Refe
         raise EvidenceError(f"{folder}: the plain forward is not complete: {error}") from error
     forwards = {}
     for number, ids in enumerate(sequences):
-        own, wide = (
-            _states(folder / f"{kind}-{number:04d}.safetensors", len(ids)) for kind in (dtype, WIDER[dtype])
-        )
+        own, wide = (_states(folder / f"{kind}-{number:04d}.safetensors", len(ids)) for kind in (dtype, WIDER[dtype]))
         if own.shape != wide.shape:
             raise EvidenceError(f"{folder}: sequence {number} is {own.shape} in {dtype}, {wide.shape} in the wider")
         forwards[ids] = Forward(own, wide)

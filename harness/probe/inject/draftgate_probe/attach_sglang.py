@@ -220,7 +220,9 @@ def _forward(session: Session, original: Any, steps: _Steps) -> Any:
                 # A DECODE pass is on the drafter's own output, one hidden state wide by design.
                 hidden = batch.spec_info.hidden_states
                 opens = not mode.is_decode()
-                session.draft_pass(steps.worker or "", hidden, getattr(batch, "positions", None), opens=opens, real=real)
+                session.draft_pass(
+                    steps.worker or "", hidden, getattr(batch, "positions", None), opens=opens, real=real
+                )
             else:
                 session.step(runner, real=real, rows=lambda: (batch.input_ids, batch.positions))
 

@@ -198,8 +198,8 @@ def _propose(session: Session, original: Any) -> Any:
 def _rows(given: dict[str, Any]) -> tuple[Any, Any]:
     """Return the target's token ids and positions of the rows of the features.
 
-    V1 names them as arguments (v1/spec_decode/llm_base_proposer.py, 0.32.0); V2 passes its batch, which is padded beyond
-    `num_tokens` (v1/worker/gpu/input_batch.py).
+    V1 names them as arguments (v1/spec_decode/llm_base_proposer.py, 0.32.0); V2 passes its batch, which is padded
+    beyond `num_tokens` (v1/worker/gpu/input_batch.py).
     """
     batch = given.get("input_batch")
     if batch is None:

@@ -194,7 +194,7 @@ class Session:
         serving.drafter_pass(hidden)
 
     def _keep(self, given: list[Any], rows: Callable[[], tuple[Any, Any]], *, real: bool) -> None:
-        """Keep the features of a real proposal, if they are wanted. A failure is a fault: none may be missing unsaid."""
+        """Keep the features of a real proposal, if they are wanted. A failure is a fault, never a gap."""
         if self._features is not None and real and self._real:
             self._features.take(given, *rows())
             if self._features.full:
