@@ -48,7 +48,7 @@ class FeatureRecorder:
         """
         tokens, places = self._target
         if len(set(places)) != len(places) or len(tokens) != len(places):
-            raise LookupError(f"{len(tokens)} tokens at positions {places[:8]}: several requests share a step")
+            raise LookupError(f"{len(tokens)} tokens at {len(set(places))} positions: several requests share a step?")
         at = dict(zip(places, tokens, strict=True))
         return [at[place] for place in _integers(positions)]
 

@@ -195,9 +195,15 @@ class Session:
 
     def _keep(self, given: list[Any], rows: Callable[[], tuple[Any, Any]], *, real: bool) -> None:
         """Keep the features of a real proposal, if they are wanted. A failure is a fault, never a gap."""
-        if self._features is not None and real and self._real:
-            self._features.take(given, *rows())
-            if self._features.full:
+        recorder = self._features
+        if recorder is None or not (real and self._real):
+            return
+        whole = False
+        try:
+            recorder.take(given, *rows())
+            whole = not recorder.full
+        finally:
+            if not whole:
                 self._features = None
                 if self.serving is None:
                     self._let_go()
