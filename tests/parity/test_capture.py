@@ -52,11 +52,11 @@ def test_a_prompt_that_no_proposal_was_made_on():
 
 
 def test_a_position_that_was_never_handed_over():
-    with pytest.raises(EvidenceError, match="prompt a: 1 of 3 positions .* the first is 2"):
+    with pytest.raises(EvidenceError, match=r"prompt a: 1 of 3 positions .* the first is 2"):
         arrange([*READY, handed(0, [1, 2]), handed(3, [4]), *SEEN[5:]], [ASKED[0]], HERE)
 
 
 def test_rows_of_several_requests_in_one_step():
     mixed = Handed("f7", np.zeros((4, 2)), np.array([1, 2, 1, 2]), np.array([0, 1, 0, 1]))
-    with pytest.raises(EvidenceError, match="f7: positions .* do not follow"):
+    with pytest.raises(EvidenceError, match=r"f7: positions .* do not follow"):
         arrange([mixed], ASKED, HERE)

@@ -189,7 +189,7 @@ def test_two_engines_that_differ_at_one_position(truth):
 
 def test_rows_after_outputs_part_are_not_laid_side_by_side(truth):
     first = engine(truth)
-    count, ids = PROMPTS["p00"]
+    _, ids = PROMPTS["p00"]
     parted = dataclasses.replace(first[0], token_ids=(*ids[:8], 99, 98))
     rows, _ = between(first, (parted,), HIDDEN)
     assert [row.position for row in rows] == list(range(8))

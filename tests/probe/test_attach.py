@@ -95,7 +95,6 @@ def vllm(monkeypatch, tmp_path):
 
     class Engine:
         folder = tmp_path / "evidence"
-        handed: list[torch.Tensor] = []
         forked = at_fork
         originals = (BaseModelLoader.load_model, Runner.execute_model, Proposer.propose, ChildProposer.propose)
 
@@ -119,6 +118,7 @@ def vllm(monkeypatch, tmp_path):
                     runner="draft" if role == "drafter" else "generate",
                 )  # fmt: skip
             self.folder.mkdir()
+            self.handed = []
             monkeypatch.setenv("DRAFTGATE_PROBE_DIR", str(self.folder))
             monkeypatch.setenv("DRAFTGATE_PROBE_TARGET", configs["target"].model)
             monkeypatch.setenv("DRAFTGATE_PROBE_DRAFTER", configs["drafter"].model)

@@ -98,7 +98,7 @@ def test_a_disk_that_takes_nothing_makes_the_evidence_invalid(server, kept):  # 
     server.start()
     kept.write_text("in the way")
     server.answer(ENOUGH + 1)
-    with pytest.raises(EvidenceError, match="before a forward pass: .*Error"):
+    with pytest.raises(EvidenceError, match=r"before a forward pass: .*Error"):
         evidence.read(server.evidence)
 
 
@@ -132,7 +132,7 @@ def test_a_file_that_is_missing(written):
 
 
 def test_files_of_two_processes(written):
-    file = sorted(written.glob("*.safetensors"))[0]
+    file = min(written.glob("*.safetensors"))
     file.with_name("features-1-000003.safetensors").write_bytes(file.read_bytes())
     with pytest.raises(EvidenceError, match="2 processes"):
         features.read(written)
