@@ -41,6 +41,7 @@ def add_parser(subparsers: Any) -> None:
     add("--engine-python", action="append", default=[], type=Path, metavar="PYTHON", help="one that has an engine")
     add("--engines-root", type=Path, default=Path(".tox/engines"), metavar="DIR", help="where environments are made")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="what engines and reference run on (default: cpu)")
+    add("--runner", action="append", default=[], metavar="RUNNER", help="overrides the pair's (repeatable)")
     add("--prompts", type=int, default=4, metavar="N", help="so many of the pair's prompts (default: 4)")
     add("--tokens", type=int, default=16, metavar="N", help="tokens to generate for each (default: 16)")
     add("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders are made (default: runs)")
@@ -95,6 +96,7 @@ def _cases(arguments: argparse.Namespace, pair: Any, folder: RunFolder, pool: Se
     from harness.engines.choose import choose  # noqa: PLC0415 -- as above
     from harness.engines.releases import EngineRelease  # noqa: PLC0415 -- as above
     from harness.gate.case import Case, prepare  # noqa: PLC0415 -- as above
+    from harness.pairs.load import ENGINES  # noqa: PLC0415 -- as above
 
     releases = [EngineRelease.parse(text) for text in arguments.engine_env]
     names = list(dict.fromkeys(arguments.engine or [engine_of(release) for release in releases] or ADAPTERS))
@@ -113,7 +115,10 @@ def _cases(arguments: argparse.Namespace, pair: Any, folder: RunFolder, pool: Se
         )
         adapter = ADAPTERS[name][0]
         checkpoints = prepare(pair, cache.resolve(), identity.python, _tell)
-        for runner in pair.launch(name).runners or (adapter.default_runner(arguments.device),):
+        if unknown := [runner for runner in arguments.runner if runner not in ENGINES[name]]:
+            raise UsageError(f"--runner {unknown[0]}: {name} has {', '.join(ENGINES[name])}")
+        runners = arguments.runner or pair.launch(name).runners or (adapter.default_runner(arguments.device),)
+        for runner in runners:
             key = f"{pair.name}-{name}-{runner}"
             case = Case(
                 key,
