@@ -113,12 +113,12 @@ def judge_engine(
     findings = [_blind(slot, measured, dtype) for slot in slots if slot not in moved and 2 * slot.limit >= slot.apart]
     if moved:
         findings.append(_moved(engine, name, measured, moved, want, captured.requested))
-    else:
+    elif all(slot.nearest == slot.judged for slot in slots):
         findings.append(
             Finding(
                 "PAR002",
                 Verdict.PASS,
-                f"no slot of {name} is another layer of the reference than expected: {list(layers)}",
+                f"the slots of {name} are nearest to the inputs of layers {list(layers)} of the reference",
                 expected=f"inputs of layers {list(layers)} ({want.layers_source})",
                 n=len(measured.rows),
                 source="probe, features; all states of a plain forward",

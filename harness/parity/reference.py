@@ -90,7 +90,10 @@ def run(
                 f"the plain forward of {target} failed: {error.message}",
                 remedy="transformers must know the target, and the machine must hold it in its wider dtype",
             ) from error
-    return read(folder, distinct, dtype)
+    found = read(folder, distinct, dtype)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()  # the largest files of a run, and made again from job.json at any time
+    return found
 
 
 def read(folder: Path, sequences: Sequence[tuple[int, ...]], dtype: str) -> Reference:

@@ -112,6 +112,7 @@ def test_states_from_elsewhere_are_no_state_of_the_reference(truth):
     _, findings = judged(engine(forwards(seed=1)), truth)
     assert all(finding.verdict is Verdict.FAIL for finding in findings if finding.code == "PAR003")
     assert "is no state of the reference" in " ".join(finding.summary for finding in findings)
+    assert "PAR002" not in {finding.code for finding in findings}, "nothing says that the layers are right"
 
 
 def test_zeros_agree_with_nothing(truth):
