@@ -21,8 +21,8 @@ ROOM = 4.0
 """How many times the rounding of the plain forward an engine's may be.
 
 Both compute the same sums in the same dtype in another order, so their errors are of one size and independent of each
-other. The plain forward's is known: it is run in the wider dtype as well. Of two such errors one is rarely more than
-twice the other; four leaves room for kernels that keep less in the wider dtype than transformers does.
+other. The plain forward's is known, row by row: it is run in the wider dtype as well. Of two such errors one is rarely
+more than twice the other; four leaves room for kernels that keep less in the wider dtype than transformers does.
 """
 
 _TINY = 1e-30
@@ -57,11 +57,11 @@ class Row:
 class Slot:
     """One auxiliary chunk of the features, against the reference in the wider dtype.
 
-    `search[k]` is the median over rows of the relative L2 error to state k, `noise[k]` the largest error of the
-    reference itself in the pair's dtype, `tolerance[k]` what an engine's may be. `error`, `cosine` and `scale` [rows]
-    are to the state `judged`: the expected one, or the nearest where no state is expected. `apart` is the distance from
-    it to the nearest other state, and `finite` [rows] says which rows have finite values only; the others have an
-    infinite error.
+    `search[k]` is the median over rows of the relative L2 error to state k, `noise[k]` that of the reference itself in
+    the pair's dtype, and `tolerance[k]` what an engine's may be. `error`, `cosine`, `scale` and `limit` [rows] are to
+    the state `judged`: the expected one, or the nearest where no state is expected. A row's `limit` is more than the
+    tolerance where the reference itself loses more in that row. `apart` is the distance from that state to the nearest
+    other, and `finite` [rows] says which rows have finite values only; the others have an infinite error.
     """
 
     index: int
@@ -72,6 +72,7 @@ class Slot:
     error: NDArray[Any]
     cosine: NDArray[Any]
     scale: NDArray[Any]
+    limit: NDArray[Any]
     apart: float
     finite: NDArray[Any]
 
@@ -80,11 +81,6 @@ class Slot:
         """The state that this slot is nearest to: the judged one where it is as near as any."""
         best = min(range(len(self.search)), key=self.search.__getitem__)
         return self.judged if self.search[self.judged] <= self.search[best] else best
-
-    @property
-    def limit(self) -> float:
-        """The largest error that rounding explains, at the judged state."""
-        return self.tolerance[self.judged]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,13 +127,14 @@ def measure(
     handed = np.concatenate([_double(each.features) for each in captured])
     chunks = [handed[:, start : start + hidden] for start in range(0, width, hidden)]
     search = np.full((len(chunks), states), np.inf)
-    noise = np.zeros(states)
+    noise = np.zeros((states, len(rows)))
     for state in range(states):
         wide = _state(captured, forwards, state, wide=True)
-        noise[state] = _error(_state(captured, forwards, state, wide=False), wide).max()
+        noise[state] = _error(_state(captured, forwards, state, wide=False), wide)
         for index, chunk in enumerate(chunks):
             search[index, state] = np.median(_error(chunk, wide))
-    tolerance = ROOM * np.maximum(UNIT[dtype], noise)
+    typical = np.median(noise, axis=1)
+    tolerance = ROOM * np.maximum(UNIT[dtype], typical)
     slots = []
     for index, chunk in enumerate(chunks):
         judged = expected[index] if index < len(expected) else int(search[index].argmin())
@@ -148,12 +145,13 @@ def measure(
             Slot(
                 index,
                 tuple(map(float, search[index])),
-                tuple(map(float, noise)),
+                tuple(map(float, typical)),
                 tuple(map(float, tolerance)),
                 judged,
                 error=_error(chunk, wide),
                 cosine=_cosine(chunk, wide),
                 scale=_dot(chunk, wide) / np.maximum(_dot(wide, wide), _TINY),
+                limit=np.maximum(tolerance[judged], ROOM * noise[judged]),
                 apart=apart,
                 finite=np.isfinite(chunk).all(axis=1),
             )

@@ -110,7 +110,11 @@ def judge_engine(
         ]
     moved = [slot for slot in slots if slot.nearest != slot.judged and _matches(slot, slot.nearest)]
     moved = [slot for slot in moved if not _matches(slot, slot.judged)]
-    findings = [_blind(slot, measured, dtype) for slot in slots if slot not in moved and 2 * slot.limit >= slot.apart]
+    findings = [
+        _blind(slot, measured, dtype)
+        for slot in slots
+        if slot not in moved and 2 * slot.tolerance[slot.judged] >= slot.apart
+    ]
     if moved:
         findings.append(_moved(engine, name, measured, moved, want, captured.requested))
     elif all(slot.nearest == slot.judged for slot in slots):
@@ -142,7 +146,7 @@ def _blind(slot: Slot, measured: Measured, dtype: str) -> Finding:
         Verdict.INVALID,
         f"in {dtype} rounding hides whether slot {slot.index} is {measured.label(slot.judged)}",
         expected="a tolerance of less than half the distance to the nearest other layer",
-        actual=f"tolerance {slot.limit:.2g}, the nearest other layer is {slot.apart:.2g} away",
+        actual=f"tolerance {slot.tolerance[slot.judged]:.2g}, the nearest other layer is {slot.apart:.2g} away",
         n=len(measured.rows),
         source=f"plain forward in {dtype} and in the wider dtype",
         cause="the target's states are computed too coarsely in this dtype for a capture one layer off to show",
@@ -187,7 +191,7 @@ def _moved(
 def _off(name: str, measured: Measured, slot: Slot, dtype: str) -> Finding:
     bad = np.flatnonzero(slot.error > slot.limit)
     broken = np.flatnonzero(~slot.finite)
-    worst = int(broken[0]) if broken.size else int(slot.error.argmax())
+    worst = int(broken[0]) if broken.size else int((slot.error / slot.limit).argmax())
     where = _where(measured.rows[worst])
     if broken.size:
         summary = (
@@ -212,7 +216,7 @@ def _off(name: str, measured: Measured, slot: Slot, dtype: str) -> Finding:
         "PAR003",
         Verdict.FAIL,
         summary,
-        expected=_tolerance(slot, dtype),
+        expected=_tolerance(slot, worst, dtype),
         actual=actual,
         n=int(slot.error.size),
         source="probe, features; plain forward",
@@ -223,7 +227,7 @@ def _off(name: str, measured: Measured, slot: Slot, dtype: str) -> Finding:
 
 def _why(slot: Slot, bad: NDArray[Any]) -> tuple[str, str]:
     scales = slot.scale[bad]
-    if (1 - slot.cosine[bad] < _SCALED).all() and abs(np.median(scales) - 1) > slot.limit:
+    if (1 - slot.cosine[bad] < _SCALED).all() and abs(np.median(scales) - 1) > slot.tolerance[slot.judged]:
         return (
             f"the values are scaled: the direction is right, the length {np.median(scales):.4g} times the reference's",
             "look for a norm or a multiplier between the capture and the drafter",
@@ -240,15 +244,16 @@ def _why(slot: Slot, bad: NDArray[Any]) -> tuple[str, str]:
 
 
 def _agree(name: str, measured: Measured, slots: Sequence[Slot], dtype: str, captured: Captured) -> Finding:
-    worst = max(slots, key=lambda slot: slot.error.max() / slot.limit)
-    at = int(worst.error.argmax())
+    worst = max(slots, key=lambda slot: float((slot.error / slot.limit).max()))
+    at = int((worst.error / worst.limit).argmax())
     decoded = sum(row.decoded for row in measured.rows)
     return Finding(
         "PAR003",
         Verdict.PASS,
         f"the states that {name} feeds the drafter agree with a plain forward within {dtype}",
-        expected=_tolerance(worst, dtype),
-        actual=f"largest relative error {worst.error[at]:.3g}, cosine {worst.cosine[at]:.6f}: slot {worst.index}, "
+        expected=_tolerance(worst, at, dtype),
+        actual=f"relative error {worst.error[at]:.3g} where it is nearest to that, cosine {worst.cosine[at]:.6f}: "
+        f"slot {worst.index}, "
         f"{_where(measured.rows[at])}; {len(measured.rows) - decoded} rows of prompts, {decoded} of generated tokens, "
         f"{captured.rejected} of refused drafts left out",
         n=len(measured.rows) * len(slots),
@@ -256,10 +261,10 @@ def _agree(name: str, measured: Measured, slots: Sequence[Slot], dtype: str, cap
     )
 
 
-def _tolerance(slot: Slot, dtype: str) -> str:
+def _tolerance(slot: Slot, row: int, dtype: str) -> str:
     return (
-        f"relative error up to {slot.limit:.3g} in slot {slot.index}: {ROOM:g} times the larger of {dtype}'s unit "
-        f"roundoff and what a plain forward loses by rounding there ({slot.noise[slot.judged]:.2g})"
+        f"relative error up to {slot.limit[row]:.3g} there: {ROOM:g} times the largest of {dtype}'s unit roundoff, "
+        f"what a plain forward loses by rounding in that row, and in the median row ({slot.noise[slot.judged]:.2g})"
     )
 
 
@@ -278,6 +283,13 @@ def incomparable(names: tuple[str, ...], reason: str) -> Finding:
     )
 
 
+def _limits(measured: Measured, slot: int, rows: Sequence[Row]) -> NDArray[Any]:
+    """Return what one engine's error may be in each of these rows."""
+    at = {(row.prompt, row.position): number for number, row in enumerate(measured.rows)}
+    limits: NDArray[Any] = measured.slots[slot].limit[[at[row.prompt, row.position] for row in rows]]
+    return limits
+
+
 def judge_between(
     names: tuple[str, str],
     measured: tuple[Measured, Measured],
@@ -292,17 +304,14 @@ def judge_between(
         for index, (one, two) in enumerate(places)
         if one != two
     ]
-    limits = [
-        one.tolerance[one.nearest] + two.tolerance[two.nearest]
-        for one, two in zip(measured[0].slots, measured[1].slots, strict=True)
-    ]
-    worst = max(slots, key=lambda slot: float(slot.error.max()) / limits[slot.index])
-    at = int(worst.error.argmax())
+    limits = [_limits(measured[0], index, rows) + _limits(measured[1], index, rows) for index in range(len(places))]
+    worst = max(slots, key=lambda slot: float((slot.error / limits[slot.index]).max()))
+    at = int((worst.error / limits[worst.index]).argmax())
     numbers = (
-        f"largest relative error {worst.error[at]:.3g}, cosine {worst.cosine[at]:.6f}: slot {worst.index}, "
-        f"{_where(rows[at])}; median {float(np.median(worst.error)):.3g}"
+        f"relative error {worst.error[at]:.3g}, cosine {worst.cosine[at]:.6f}: slot {worst.index}, {_where(rows[at])}; "
+        f"median {float(np.median(worst.error)):.3g}"
     )
-    expected = f"relative error up to {limits[worst.index]:.3g}: each engine's tolerance against the plain forward"
+    expected = f"relative error up to {limits[worst.index][at]:.3g}: each engine's tolerance against the plain forward"
     source = "probe, features of both engines after the same tokens"
     if apart:
         return [

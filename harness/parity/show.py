@@ -15,7 +15,7 @@ __all__ = ["between_numbers", "numbers", "write_table"]
 def numbers(measured: Measured) -> dict[str, Any]:
     """Return what the record says: `rows`, each [prompt, position, token, generated], and for each slot its distances.
 
-    `search` is by state of the reference, `error` and `cosine` by row, in the order of `rows`.
+    `search` is by state of the reference, `error`, `limit` and `cosine` by row, in the order of `rows`.
     """
     return {
         "rows": _rows(measured.rows),
@@ -24,11 +24,12 @@ def numbers(measured: Measured) -> dict[str, Any]:
                 "slot": slot.index,
                 "expected": slot.judged,
                 "nearest": slot.nearest,
-                "tolerance": _short(slot.limit),
+                "tolerance": _short(np.median(slot.limit)),
                 "reference_rounding": _short(slot.noise[slot.judged]),
                 "nearest_other_layer": _short(slot.apart),
                 "search": [_short(value) for value in slot.search],
                 "error": [_short(value) for value in slot.error],
+                "limit": [_short(value) for value in np.atleast_1d(slot.limit)],
                 "cosine": [round(float(value), 7) for value in slot.cosine],
             }
             for slot in measured.slots
@@ -65,7 +66,7 @@ def write_table(title: str, measured: Measured, out: IO[str]) -> None:
             f"{np.median(slot.error):.3g}",
             f"{slot.error.max():.3g}",
             f"{slot.cosine.min():.6f}",
-            f"{slot.limit:.3g}",
+            f"{np.median(slot.limit):.3g}",
             f"{slot.apart:.3g}",
         )
         out.write("  ".join(f"{word:>12}" for word in words) + "\n")
