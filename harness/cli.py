@@ -16,6 +16,7 @@ from harness.convert import cli as convert
 from harness.diagnose import cli as diagnose
 from harness.errors import HarnessError, UsageError
 from harness.history import cli as history
+from harness.parity import cli as parity
 from harness.report import cli as report
 from harness.upgrade import cli as compare
 
@@ -98,6 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.choices["convert"].set_defaults(call=lambda arguments, _: convert.run(arguments))
     compare.add_parser(commands)
     commands.choices["compare"].set_defaults(call=lambda arguments, _: compare.run(arguments))
+    parity.add_parser(commands)
+    commands.choices["parity"].set_defaults(call=lambda arguments, _: parity.run(arguments))
     diagnose.add_parser(commands)
     commands.choices["diagnose"].set_defaults(call=lambda arguments, _: diagnose.run(arguments))
     baseline.add_parser(commands)

@@ -23,6 +23,7 @@ ORDER = (
     "upgrade",
     "baseline",
     "history",
+    "parity",
     "diagnose",
 )
 COMMON = {"errors", "files", "github", "steps", "verdict"}

@@ -9,7 +9,7 @@ from typing import Any
 from harness.probe.facts import Evidence, Proposal, Serving
 from harness.verdict import Finding, Judgement, Verdict
 
-__all__ = ["Expected", "default_layers", "expected", "judge"]
+__all__ = ["Expected", "default_layers", "expected", "ids_to_write", "judge"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _layers(serving: Serving, want: Expected, evidence: Evidence, source: str) -
     )
     defaults = default_layers(serving.target_layers)
     asked = ", ".join(key.path for key in evidence.absent if "layer" in key.path)
-    write = _ids_to_write(serving, bad, want, evidence.engine)
+    write = ids_to_write(evidence.engine, serving.requested, bad.layers(), want.layers)
     if _matches(bad, defaults) and tuple(want.layers) != defaults:
         return Finding(
             "AUX005",
@@ -287,21 +287,27 @@ def _layers(serving: Serving, want: Expected, evidence: Evidence, source: str) -
     )
 
 
-def _ids_to_write(serving: Serving, bad: Proposal, want: Expected, engine: str) -> str:
+def ids_to_write(
+    engine: str,
+    requested: Sequence[int] | None,
+    captured: Sequence[Sequence[int]],
+    wanted: Sequence[int],
+) -> str:
     """Return which ids the drafter's config must have, for the wanted layers to be captured by this engine.
 
-    What the engine added to the ids is what every captured chunk agrees on; its usual habit where there were no ids.
+    `captured` are the layers that each chunk may be. What the engine added to the ids it `requested` is what every
+    chunk agrees on; its usual habit where there were no ids.
     """
     added, how = _ADDED.get(engine, 0), f"as {engine} usually does"
-    asked = serving.requested or ()
-    if len(asked) == len(bad.layers()) > 0:
-        apart = [{layer - id_ for layer in layers} for id_, layers in zip(asked, bad.layers(), strict=True)]
+    asked = requested or ()
+    if len(asked) == len(captured) > 0:
+        apart = [{layer - id_ for layer in layers} for id_, layers in zip(asked, captured, strict=True)]
         common = set.intersection(*apart)
         if common and added not in common:
             added = min(common, key=abs)
         if common:
             how = "as seen here"
-    ids = [layer - added for layer in want.layers]
+    ids = [layer - added for layer in wanted]
     if min(ids) < 0:
         return f"{engine} adds {added} to each id ({how}): the input of layer 0 cannot be asked for"
     rule = f"{engine} adds {added} to each" if added else f"{engine} takes them as they are"

@@ -138,7 +138,8 @@ class Case:
     """A pair, an engine release, a model runner. Servers start on first use, at most one of each kind.
 
     Where the pair's servers do not run side by side, the use of one ends the other, and those of its `rivals`; they
-    start again when they are used.
+    start again when they are used. With `keep_features` the probe also keeps what reaches the drafter, which costs
+    time.
     """
 
     id: str
@@ -152,6 +153,7 @@ class Case:
     pool: ServerPool
     provenance: tuple[Finding, ...] = ()
     rivals: tuple[Case, ...] = ()
+    keep_features: bool = False
 
     @functools.cached_property
     def prompts(self) -> list[Prompt]:
@@ -221,12 +223,11 @@ class Case:
     @functools.cached_property
     def _speculative_launch(self) -> Launch:
         evidence = self.folder / "evidence"
-        found = self.checkpoints
-        return self._launch(
-            "spec",
-            found.drafter.folder,
-            probe.environment(evidence, str(found.target.folder), str(found.drafter.folder), engine=self.adapter.name),
+        target, drafter = self.checkpoints.target.folder, self.checkpoints.drafter.folder
+        env = probe.environment(
+            evidence, str(target), str(drafter), engine=self.adapter.name, features=self.keep_features
         )
+        return self._launch("spec", drafter, env)
 
     @functools.cached_property
     def _plain_launch(self) -> Launch:

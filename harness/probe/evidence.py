@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 __all__ = [
+    "FEATURES",
     "FORMAT",
     "PLUGIN",
     "Absent",
@@ -53,17 +54,21 @@ FORMAT = 1
 PLUGIN = "draftgate_probe"
 """Entry-point name of the probe: to be added to VLLM_PLUGINS or SGLANG_PLUGINS where a user has set one."""
 
+FEATURES = "features"
+"""The folder, inside the evidence's, of the features that were kept."""
+
 T = TypeVar("T", Load, Serving)
 
 _INJECT = Path(__file__).parent / "inject"
 
 
-def environment(folder: Path, target: str, drafter: str, *, engine: str) -> dict[str, str]:
+def environment(folder: Path, target: str, drafter: str, *, engine: str, features: bool = False) -> dict[str, str]:
     """Return the variables to add to the engine's environment so that the probe writes into `folder`.
 
     `PYTHONPATH` is what to prepend, not the whole variable. `target` and `drafter` must be spelled as they are
-    given to the engine. For SGLang the path has a second entry, which does nothing where plugins exist. Creates the
-    folder; raises EvidenceError if it already holds evidence of another run.
+    given to the engine. For SGLang the path has a second entry, which does nothing where plugins exist. With `features`
+    the probe also keeps what reaches the drafter, for `harness.probe.features.read`. Creates the folder; raises
+    EvidenceError if it already holds evidence of another run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
@@ -73,6 +78,7 @@ def environment(folder: Path, target: str, drafter: str, *, engine: str) -> dict
         "DRAFTGATE_PROBE_DIR": str(folder.resolve()),
         "DRAFTGATE_PROBE_TARGET": target,
         "DRAFTGATE_PROBE_DRAFTER": drafter,
+        **({"DRAFTGATE_PROBE_FEATURES": str(folder.resolve() / FEATURES)} if features else {}),
     }
 
 

@@ -50,3 +50,24 @@ def judge_pair(tmp_path):
         return Result(done.returncode, done.stdout + done.stderr, json.loads(records[0].read_text()))
 
     return run
+
+
+@pytest.fixture
+def compare_states(tmp_path):
+    """Run `draftgate parity` on a pair made from TOML lines; return the exit status, the output, the record."""
+
+    def run(pythons, *lines, pair="states"):
+        (tmp_path / "pairs.toml").write_text("\n".join([f"[pairs.{pair}]", *lines]))
+        named = [option for name, python in pythons.items() for option in ("--engine", name, "--engine-python", python)]
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "harness.cli", "parity", "--pair", pair, *map(str, named),
+                "--pairs-file", str(tmp_path / "pairs.toml"), "--runs", str(tmp_path / "runs"), "--prompts", "3",
+            ],
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=3000,
+        )  # fmt: skip
+        records = list((tmp_path / "runs").glob("*/record.json"))
+        assert records, done.stdout + done.stderr
+        return Result(done.returncode, done.stdout + done.stderr, json.loads(records[0].read_text()))
+
+    return run

@@ -58,6 +58,11 @@ class Result:
         return found
 
 
+def states(record, case=0):
+    """Return the numbers of a parity record."""
+    return record["cases"][case]["judgements"][0]["measurements"]
+
+
 def judge_exactly(engine, python, runner, canary, drafter, tmp_path, *, k=4, max_tokens=60):
     """Serve a drafter with a canary's target; outputs and counts must be the oracle's. Returns the judgement."""
     adapter, identity = ADAPTERS[engine][0], identify_engine(engine, python)

@@ -72,7 +72,7 @@ def vllm(monkeypatch, tmp_path):
         def load_model(self):
             pass
 
-        def propose(self, target_token_ids, target_hidden_states, dummy_run=False):
+        def propose(self, target_token_ids, target_positions, target_hidden_states, dummy_run=False):
             return self.model(hidden_states=self.model.combine(target_hidden_states))
 
     class ChildProposer(Proposer):
@@ -118,6 +118,7 @@ def vllm(monkeypatch, tmp_path):
                     runner="draft" if role == "drafter" else "generate",
                 )  # fmt: skip
             self.folder.mkdir()
+            self.handed = []
             monkeypatch.setenv("DRAFTGATE_PROBE_DIR", str(self.folder))
             monkeypatch.setenv("DRAFTGATE_PROBE_TARGET", configs["target"].model)
             monkeypatch.setenv("DRAFTGATE_PROBE_DRAFTER", configs["drafter"].model)
@@ -145,7 +146,9 @@ def vllm(monkeypatch, tmp_path):
             _, aux = self.runner.execute_model(
                 types.SimpleNamespace(total_num_scheduled_tokens=tokens), dummy_run=dummy
             )
-            return self.proposer.propose(None, torch.cat(aux, -1), dummy_run=dummy)
+            self.handed.append(torch.cat(aux, -1))
+            ids = torch.arange(tokens)
+            return self.proposer.propose(ids, ids, self.handed[-1], dummy_run=dummy)
 
     yield Engine()
     for cls in (Target, Drafter):

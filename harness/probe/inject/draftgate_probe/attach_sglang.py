@@ -219,9 +219,12 @@ def _forward(session: Session, original: Any, steps: _Steps) -> Any:
             if runner.is_draft_worker:
                 # A DECODE pass is on the drafter's own output, one hidden state wide by design.
                 hidden = batch.spec_info.hidden_states
-                session.draft_pass(steps.worker or "", hidden, opens=not mode.is_decode(), real=real)
+                opens = not mode.is_decode()
+                session.draft_pass(
+                    steps.worker or "", hidden, getattr(batch, "positions", None), opens=opens, real=real
+                )
             else:
-                session.step(runner, real=real)
+                session.step(runner, real=real, rows=lambda: (batch.input_ids, batch.positions))
 
         session.journal.guard("before a forward pass", begin)
         steps.passing = True

@@ -187,6 +187,21 @@ def _propose(session: Session, original: Any) -> Any:
             value: Any = next((given[name] for name in _FEATURES if given.get(name) is not None), [])
             return (list(value) if isinstance(value, (list, tuple)) else [value]), not _dummy(given)
 
-        return session.propose(proposer, features, lambda: original(proposer, *args, **kwargs))
+        def rows() -> tuple[Any, Any]:
+            return _rows(signature.bind(proposer, *args, **kwargs).arguments)
+
+        return session.propose(proposer, features, rows, lambda: original(proposer, *args, **kwargs))
 
     return propose
+
+
+def _rows(given: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the target's token ids and positions of the rows of the features.
+
+    V1 names them as arguments (v1/spec_decode/llm_base_proposer.py, 0.32.0); V2 passes its batch, which is padded
+    beyond `num_tokens` (v1/worker/gpu/input_batch.py).
+    """
+    batch = given.get("input_batch")
+    if batch is None:
+        return given["target_token_ids"], given["target_positions"]
+    return batch.input_ids[: batch.num_tokens], batch.positions[: batch.num_tokens]

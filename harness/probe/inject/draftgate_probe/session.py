@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from .config import ConfigReads
+from .features import FeatureRecorder
 from .loading import LoadRecorder
 from .serving import ServingRecorder
 
@@ -34,6 +35,9 @@ class Session:
         self._loads: dict[str, dict[str, Any]] = {}
         self._number = 0
         self._proposing = False
+        self._features = FeatureRecorder.from_environment()
+        self._real = False
+        self._taken = False
 
     def start(self, hooks: dict[str, Callable[[], None]]) -> None:
         """Install the attachment's hooks, by name. One that cannot be installed is a fault and no more."""
@@ -112,6 +116,8 @@ class Session:
         `called` is false where the engine calls the models' `forward` itself: then `draft_pass` says when.
         """
         target, drafter = self._models["target"], self._models["drafter"]
+        if self._where()["tp_rank"]:
+            self._features = None  # every rank of a tensor group is handed the same
         self.serving = ServingRecorder(
             target, drafter, self._loads["drafter"], self._save, self._done, self.journal.fault, called=called
         )
@@ -125,23 +131,40 @@ class Session:
         )
         self._save(self.serving.facts())
 
-    def step(self, runner: Any, *, real: bool) -> None:
-        """Say that a runner is about to run the target; not `real` for profiling, warm-up and capture."""
+    def step(self, runner: Any, *, real: bool, rows: Callable[[], tuple[Any, Any]] | None = None) -> None:
+        """Say that a runner is about to run the target; not `real` for profiling, warm-up and capture.
+
+        `rows` returns the token ids and positions of that pass, where only the target's runner knows them.
+        """
+        self._real, self._taken = real, False
+        if self._features is not None and real and rows is not None:
+            self._features.target_rows(*rows())
         if self.serving is not None:
             self.serving.runner = f"{type(runner).__module__}.{type(runner).__qualname__}"
             self.serving.requested = self.requested
             self.serving.step_begins(real=real)
 
-    def propose(self, proposer: Any, features: Callable[[], tuple[list[Any], bool]], run: Callable[[], Any]) -> Any:
-        """Run one call of the proposer and record it. `features` returns what it was given and whether it is real."""
+    def propose(
+        self,
+        proposer: Any,
+        features: Callable[[], tuple[list[Any], bool]],
+        rows: Callable[[], tuple[Any, Any]],
+        run: Callable[[], Any],
+    ) -> Any:
+        """Run one call of the proposer and record it. `features` returns what it was given and whether it is real.
+
+        `rows` returns the target's token ids and positions, one for each row of the features.
+        """
         serving = self.serving
-        if serving is None or self._proposing:  # a proposer that calls its parent's
+        if (serving is None and self._features is None) or self._proposing:  # a proposer that calls its parent's
             return run()
 
         def begin() -> None:
             given, real = features()
-            serving.proposer = f"{type(proposer).__module__}.{type(proposer).__qualname__}"
-            serving.propose_begins(given, real=real)
+            self._keep(given, rows, real=real)
+            if serving is not None:
+                serving.proposer = f"{type(proposer).__module__}.{type(proposer).__qualname__}"
+                serving.propose_begins(given, real=real)
 
         self.journal.guard("before a proposal", begin)
         self._proposing = True
@@ -149,14 +172,19 @@ class Session:
             return run()
         finally:
             self._proposing = False
-            self.journal.guard("after a proposal", serving.propose_ends)
+            if serving is not None:
+                self.journal.guard("after a proposal", serving.propose_ends)
 
-    def draft_pass(self, proposer: str, hidden: Any, *, opens: bool, real: bool) -> None:
-        """Say that the drafter is about to run on `hidden` (None: on no hidden state).
+    def draft_pass(self, proposer: str, hidden: Any, positions: Any, *, opens: bool, real: bool) -> None:
+        """Say that the drafter is about to run on `hidden` (None: on no hidden state), at these positions.
 
         A pass that `opens` is on the target's features: the first since the target ran begins a proposal, which lasts
         until the target runs again.
         """
+        if opens and not self._taken and self._features is not None:
+            recorder, self._taken = self._features, True
+            given = [] if hidden is None else [hidden]
+            self._keep(given, lambda: (recorder.tokens_at(positions), positions), real=real)
         serving = self.serving
         if serving is None:
             return
@@ -164,6 +192,21 @@ class Session:
             serving.proposer = proposer
             serving.propose_begins([] if hidden is None else [hidden], real=real)
         serving.drafter_pass(hidden)
+
+    def _keep(self, given: list[Any], rows: Callable[[], tuple[Any, Any]], *, real: bool) -> None:
+        """Keep the features of a real proposal, if they are wanted. A failure is a fault, never a gap."""
+        recorder = self._features
+        if recorder is None or not (real and self._real):
+            return
+        whole = False
+        try:
+            recorder.take(given, *rows())
+            whole = not recorder.full
+        finally:
+            if not whole:
+                self._features = None
+                if self.serving is None:
+                    self._let_go()
 
     def _save(self, facts: dict[str, Any]) -> None:
         self.journal.write("serving", {"place": self._where(), **facts})
@@ -175,12 +218,16 @@ class Session:
         return self._known_place
 
     def _done(self) -> None:
-        """Everything is known: unhook, so that the rest of the run costs nothing."""
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
+        """Everything is known: unhook, so that the rest of the run costs nothing, unless features are still kept."""
+        if self._features is None:
+            self._let_go()
         self._models.clear()
         self.serving = None
         if self._config is not None:
             self._config.remove()
         (self.journal.folder / f"complete-{os.getpid()}").touch()
+
+    def _let_go(self) -> None:
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()

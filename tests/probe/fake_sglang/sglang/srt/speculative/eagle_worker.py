@@ -17,8 +17,9 @@ class Mode:
 
 
 class Batch:
-    def __init__(self, mode, input_ids, spec_info=None):
+    def __init__(self, mode, input_ids, spec_info=None, start=0):
         self.forward_mode = Mode(mode)
+        self.positions = start + torch.arange(len(input_ids))
         self.input_ids, self.spec_info, self.residual_stream = input_ids, spec_info, None
 
 
@@ -35,7 +36,7 @@ class EAGLEWorker:
         self.drafter = ChildRunner(loader, draft_config)
         self.drafter.model.set_embed(self.target.model.embed.weight)
         self.features = lambda features: features
-        self.hidden = None
+        self.hidden, self.length, self.passes = None, 0, []
 
     def warm_up(self):
         """A run of no scheduler's step, as a capture or a profiling run is."""
@@ -44,12 +45,14 @@ class EAGLEWorker:
 
     @torch.no_grad()
     def forward_batch_generation(self, mode, tokens=4):
-        ids = torch.randint(0, 32, (tokens,))
+        ids, start = torch.randint(0, 32, (tokens,)), 0 if mode == "EXTEND" else self.length
         if mode == "VERIFY":
             for _ in range(self.steps - 1):
                 batch = Batch("DECODE", ids[-1:], Input(self.hidden))
                 self.hidden = self.drafter.forward(batch).hidden_states
-        out = self.target.forward(Batch(mode, ids))
+        out = self.target.forward(Batch(mode, ids, start=start))
+        self.passes.append((start, ids.tolist(), out.hidden_states.clone()))
+        self.length = start + tokens
         extend = "EXTEND" if mode == "EXTEND" else "DRAFT_EXTEND_V2"
-        batch = Batch(extend, ids, Input(self.features(out.hidden_states)))
+        batch = Batch(extend, ids.roll(-1), Input(self.features(out.hidden_states)), start)
         self.hidden = self.drafter.forward(batch).hidden_states[-1:]
