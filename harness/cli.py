@@ -17,6 +17,7 @@ from harness.diagnose import cli as diagnose
 from harness.errors import HarnessError, UsageError
 from harness.history import cli as history
 from harness.upgrade import cli as compare
+from harness.load import cli as load
 
 __all__ = ["main"]
 
@@ -104,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     history.add_parsers(commands)
     commands.choices["history"].set_defaults(call=lambda arguments, _: history.run_history(arguments))
     commands.choices["merge"].set_defaults(call=lambda arguments, _: history.run_merge(arguments))
+    load.add_parser(commands)
+    commands.choices["load"].set_defaults(call=lambda arguments, _: load.run(arguments))
     return parser
 
 
