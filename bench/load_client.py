@@ -1,13 +1,15 @@
 """What a request costs the load client, beside guidellm, aiperf and `vllm bench serve`: all against one null server.
 
 Each client is a whole command in its own environment, and its cost is the CPU time of its whole tree of processes. All
-of them send the same prompts to `/v1/chat/completions`. What a command costs before its first request and after its last
-is taken off: few requests are run as well as many, and the difference is what the rest of them cost.
+of them send the same prompts to `/v1/chat/completions`. What a command costs before its first request and after its
+last is taken off: few requests are run as well as many, and the difference is what the rest of them cost. Interrupted,
+it reports what it has.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -20,7 +22,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -235,9 +236,13 @@ def write_inputs(folder: Path) -> tuple[Path, Path]:
 _TEMPLATE = "{{ messages[0]['content'] }}"
 
 
+class ClientError(Exception):
+    """A client did not do what it was asked."""
+
+
 def run(client: Client, python: Path, job: Job) -> Run:
-    """Run one command to its end. Raises SystemExit if it fails, or did not complete every request."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    """Run one command to its end. Raises ClientError if it fails, or did not complete every request."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_NO_USAGE_STATS": "1"}
     environment["GUIDELLM__MAX_WORKER_PROCESSES"] = str(os.cpu_count())
     if client.name == "vllm bench serve":
         environment["PYTHONPATH"] = str(_CLIENTS_ROOT / "pandas")
@@ -258,9 +263,9 @@ def run(client: Client, python: Path, job: Job) -> Run:
         account = json.loads((job.folder / "account.json").read_text(encoding="utf-8"))
         completed, requests_per_s, tokens_per_s = client.said(job, (job.folder / "output").read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, IndexError) as error:
-        raise SystemExit(f"bench: {client.name} failed ({done.returncode}, {error!r}), see {job.folder}") from error
+        raise ClientError(f"{client.name} failed ({done.returncode}, {error!r}), see {job.folder}") from error
     if completed != job.requests:
-        raise SystemExit(f"bench: {client.name} completed {completed} of {job.requests} requests, see {job.folder}")
+        raise ClientError(f"{client.name} completed {completed} of {job.requests} requests, see {job.folder}")
     return Run(account["cpu_s"], wall_s, requests_per_s, tokens_per_s)
 
 
@@ -284,7 +289,7 @@ def _account(command: Sequence[str]) -> int:
     return process.returncode
 
 
-@contextmanager
+@contextlib.contextmanager
 def null_server() -> Iterator[tuple[str, Callable[[], float]]]:
     """Yield the URL of a null server, and a function that returns its CPU seconds so far."""
     command = [sys.executable, str(Path(__file__).with_name("null_server.py")), "--tokens", str(TOKENS)]
@@ -312,16 +317,21 @@ def measure_null(clients: Mapping[str, Path], *, rounds: int) -> dict[Key, list[
     folder = RunFolder.create(ROOT / "runs").path
     with tempfile.TemporaryDirectory(dir=folder) as inputs, null_server() as (url, server_cpu):
         prompts, tokenizer = write_inputs(Path(inputs))
-        for number in range(rounds):
-            for client, stream, concurrency in plan if number % 2 == 0 else reversed(plan):
-                requests = FEW if concurrency is None else MANY[concurrency]
-                name = f"{number}-{client.name}-{concurrency or 'few'}-{'stream' if stream else 'whole'}"
-                job = _job(url, folder / name.replace(" ", "-"), prompts, tokenizer, "null", stream=stream)
-                job = dataclasses.replace(job, requests=requests, concurrency=concurrency or 64, tokens=TOKENS)
-                before = server_cpu()
-                made = run(client, clients[client.name], job)
-                measured.setdefault((client.name, stream, concurrency), []).append(made)
-                tell(f"{name}: {made}, server {server_cpu() - before:.2f} s CPU")
+        with contextlib.suppress(KeyboardInterrupt):
+            for number in range(rounds):
+                for client, stream, concurrency in plan if number % 2 == 0 else reversed(plan):
+                    requests = FEW if concurrency is None else MANY[concurrency]
+                    name = f"{number}-{client.name}-{concurrency or 'few'}-{'stream' if stream else 'whole'}"
+                    job = _job(url, folder / name.replace(" ", "-"), prompts, tokenizer, "null", stream=stream)
+                    job = dataclasses.replace(job, requests=requests, concurrency=concurrency or 64, tokens=TOKENS)
+                    before = server_cpu()
+                    try:
+                        made = run(client, clients[client.name], job)
+                    except ClientError as error:
+                        tell(str(error))
+                        continue
+                    measured.setdefault((client.name, stream, concurrency), []).append(made)
+                    tell(f"{name}: {made}, server {server_cpu() - before:.2f} s CPU")
     return measured
 
 
@@ -331,11 +341,11 @@ def _job(url: str, folder: Path, prompts: Path, tokenizer: Path, model: str, *, 
 
 
 def per_thousand(measured: Mapping[Key, Sequence[Run]], name: str, stream: bool, concurrency: int) -> list[float]:
-    """Return CPU seconds per 1,000 requests, one figure a round: more requests less few."""
-    few = next(runs for key, runs in measured.items() if key[0] == name and key[2] is None)
-    many = measured[name, stream, concurrency]
+    """Return CPU seconds per 1,000 requests, one figure a round: more requests less few. Empty if either is missing."""
+    few = next((runs for key, runs in measured.items() if key[0] == name and key[2] is None), [])
+    many = measured.get((name, stream, concurrency), [])
     extra = MANY[concurrency] - FEW
-    return [1000 * (each.cpu_s - base.cpu_s) / extra for each, base in zip(many, few, strict=True)]
+    return [1000 * (each.cpu_s - base.cpu_s) / extra for each, base in zip(many, few, strict=False)]
 
 
 def report_null(measured: Mapping[Key, Sequence[Run]]) -> str:
@@ -344,16 +354,17 @@ def report_null(measured: Mapping[Key, Sequence[Run]]) -> str:
     for stream in (False, True):
         rows = []
         for concurrency in sorted(MANY):
-            ours = statistics.median(per_thousand(measured, "draftgate load", stream, concurrency))
+            ours = per_thousand(measured, "draftgate load", stream, concurrency)
             for client in CLIENTS:
-                if (client.name, stream, concurrency) not in measured:
-                    continue
                 cost = per_thousand(measured, client.name, stream, concurrency)
+                if stream not in client.streams:
+                    continue
+                if not cost or not ours:
+                    rows.append((str(concurrency), _called(client), "not measured", "", ""))
+                    continue
                 speed = [each.requests_per_s for each in measured[client.name, stream, concurrency]]
-                ratio = statistics.median(cost) / ours
-                rows.append(
-                    (str(concurrency), _called(client), spread(cost, ".2f"), f"{ratio:.2f}", spread(speed, ".0f"))
-                )
+                ratio = f"{statistics.median(cost) / statistics.median(ours):.2f}"
+                rows.append((str(concurrency), _called(client), spread(cost, ".2f"), ratio, spread(speed, ".0f")))
         head = ("concurrency", "client", "CPU s per 1,000 requests", "times ours", "most requests/s")
         blocks.append(f"{'Streamed' if stream else 'Not streamed'}:\n\n{table(head, rows)}")
     start_ups = [
@@ -362,10 +373,9 @@ def report_null(measured: Mapping[Key, Sequence[Run]]) -> str:
         for key, runs in measured.items()
         if key[0] == client.name and key[2] is None
     ]
-    head = ("client", f"CPU s of a command with {FEW} requests", "wall s")
-    blocks.append(f"{table(head, start_ups)}")
+    blocks.append(table(("client", f"CPU s of a command with {FEW} requests", "wall s"), start_ups))
     rounds = max(len(runs) for runs in measured.values())
-    blocks.append(f"{'One run each' if rounds == 1 else f'Median (min to max) of {rounds} runs each'}, in turn.")
+    blocks.append(f"{'One run each' if rounds == 1 else f'Median (min to max) of up to {rounds} runs each'}, in turn.")
     return "\n\n".join(blocks)
 
 

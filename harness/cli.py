@@ -16,8 +16,8 @@ from harness.convert import cli as convert
 from harness.diagnose import cli as diagnose
 from harness.errors import HarnessError, UsageError
 from harness.history import cli as history
-from harness.upgrade import cli as compare
 from harness.load import cli as load
+from harness.upgrade import cli as compare
 
 __all__ = ["main"]
 
