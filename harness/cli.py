@@ -16,6 +16,7 @@ from harness.convert import cli as convert
 from harness.diagnose import cli as diagnose
 from harness.errors import HarnessError, UsageError
 from harness.history import cli as history
+from harness.load import cli as load
 from harness.parity import cli as parity
 from harness.report import cli as report
 from harness.upgrade import cli as compare
@@ -110,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.choices["merge"].set_defaults(call=lambda arguments, _: history.run_merge(arguments))
     report.add_parser(commands)
     commands.choices["report"].set_defaults(call=lambda arguments, _: _report(arguments))
+    load.add_parser(commands)
+    commands.choices["load"].set_defaults(call=lambda arguments, _: load.run(arguments))
     return parser
 
 

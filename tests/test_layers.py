@@ -19,6 +19,7 @@ ORDER = (
     "contracts",
     "convert",
     "gate",
+    "load",
     "report",
     "upgrade",
     "baseline",

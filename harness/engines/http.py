@@ -1,19 +1,22 @@
-"""What every engine's measuring side shares: one HTTP session per thread, and one way to say that a server refused."""
+"""What every engine's measuring side shares: requests that know their own cost, and one way to say "refused"."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
+import msgspec
 import requests
 
 from harness.engines.surface import Metric, metrics_of
+from harness.engines.transport import Reply, Transport
 from harness.errors import EvidenceError, ServerError
 from harness.measure.endpoint import CounterReading, Endpoint, Prompt
 
-__all__ = ["HttpEndpoint", "prove"]
+__all__ = ["Answer", "HttpEndpoint", "prove"]
 
 _TIMEOUT = (5.0, 300.0)
 """Seconds to connect, and between bytes: far above any request here. A dead server is the watchdog's to notice."""
@@ -23,6 +26,19 @@ SETTLE_S = 3.0
 
 POLL_S = 0.05
 
+_IDLE_S = 2.0
+"""Age from which an idle connection is not trusted: uvicorn closes it after 5 seconds, maybe just as it is used."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """A decoded answer, and what of the wall time of its request, `seconds`, was the client's; see `Generation`."""
+
+    json: dict[str, Any]
+    seconds: float
+    send_s: float
+    receive_s: float | None
+
 
 class HttpEndpoint:
     """One running server. Safe to use from several threads.
@@ -31,11 +47,16 @@ class HttpEndpoint:
     knows why.
     """
 
+    headers: Mapping[str, str] = {"Content-Type": "application/json", "Accept": "*/*"}
+    """Headers of every request with a body."""
+
     def __init__(self, base_url: str, label: str, *, speculative: bool) -> None:
         self.base_url = base_url
         self.label = label
         self.speculative = speculative
         self._local = threading.local()
+        # Not one per thread: the threads of a round end with it, and connections last. `append` and `pop` are atomic.
+        self._idle: list[Transport] = []
 
     def healthy(self) -> bool:
         """Return whether `/health` says 200. Raises requests.RequestException if nothing answers."""
@@ -50,16 +71,40 @@ class HttpEndpoint:
             self._local.session = session
         return session
 
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        response = self._session().post(f"{self.base_url}{path}", json=body, timeout=_TIMEOUT)
-        if response.status_code != requests.codes.ok:
-            self._refused(path, response)
-        answer: dict[str, Any] = response.json()
-        return answer
+    def _post(self, path: str, body: dict[str, Any]) -> Answer:
+        """Send `body` and decode the answer. Raises ServerError for a refusal, or for what is not JSON."""
+        start = time.perf_counter()
+        reply = self._send(path, body)
+        try:
+            answer = msgspec.json.decode(reply.content)
+        except msgspec.DecodeError as error:
+            raise ServerError(f"{self.label}: {path} answered what is not JSON: {error}") from error
+        end = time.perf_counter()
+        receive_s = None if reply.arrived is None else end - reply.arrived
+        return Answer(answer, end - start, reply.sent - start, receive_s)
 
-    def _refused(self, path: str, response: requests.Response) -> NoReturn:
+    def _send(self, path: str, body: dict[str, Any], *, first: Callable[[bytes], bool] | None = None) -> Reply:
+        transport = self._take()
+        reply = transport.post(path, msgspec.json.encode(body), first=first)
+        self._idle.append(transport)
+        if reply.status != requests.codes.ok:
+            self._refused(path, reply)
+        return reply
+
+    def _take(self) -> Transport:
+        """Return the way to the server that was used last, or a new one."""
+        while True:
+            try:
+                transport = self._idle.pop()
+            except IndexError:
+                return Transport(self.base_url, self.headers, _TIMEOUT)
+            if time.perf_counter() - transport.used < _IDLE_S:
+                return transport
+            transport.close()
+
+    def _refused(self, path: str, reply: Reply) -> NoReturn:
         raise ServerError(
-            f"{self.label}: {path} answered {response.status_code}: {response.text[:400]}",
+            f"{self.label}: {path} answered {reply.status}: {reply.content[:400].decode(errors='replace')}",
             remedy="the request does not fit the server: see its message, and the pair's maximum length",
         )
 

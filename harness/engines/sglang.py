@@ -309,14 +309,13 @@ class SglangEndpoint(HttpEndpoint):
                 self._flights -= 1
 
     def _generate(self, prompt: Prompt, max_tokens: int) -> Generation:
-        start = time.monotonic()
         if prompt.messages is None:
             sampling = {"max_new_tokens": max_tokens, "temperature": 0, "ignore_eos": prompt.ignore_eos}
             asked = {"text": prompt.text} if prompt.token_ids is None else {"input_ids": list(prompt.token_ids)}
             path = "/generate"
             answer = self._post(path, {**asked, "sampling_params": sampling})
-            seconds = time.monotonic() - start
-            token_ids, prompt_ids, meta = answer.get("output_ids"), prompt.token_ids, answer.get("meta_info")
+            token_ids, meta = answer.json.get("output_ids"), answer.json.get("meta_info")
+            prompt_ids = prompt.token_ids
         else:
             path = "/v1/chat/completions"
             body = {
@@ -328,8 +327,8 @@ class SglangEndpoint(HttpEndpoint):
                 "return_token_ids": True,
                 "return_meta_info": True,
             }
-            choice = self._post(path, body)["choices"][0]
-            seconds = time.monotonic() - start
+            answer = self._post(path, body)
+            choice = answer.json["choices"][0]
             token_ids, meta = choice.get("response_token_ids"), choice.get("meta_info")
             prompt_ids = choice.get("prompt_token_ids")
         if token_ids is None or meta is None:
@@ -341,10 +340,12 @@ class SglangEndpoint(HttpEndpoint):
         reason = meta.get("finish_reason")
         return Generation(
             token_ids=tuple(token_ids),
-            seconds=seconds,
+            seconds=answer.seconds,
             finish_reason=str(reason.get("type") if isinstance(reason, dict) else reason),
             prompt_tokens=int(meta.get("prompt_tokens", 0)),
             prompt_token_ids=None if prompt_ids is None else tuple(prompt_ids),
+            send_s=answer.send_s,
+            receive_s=answer.receive_s,
         )
 
     def counters(self) -> Counters:

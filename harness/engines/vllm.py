@@ -214,23 +214,23 @@ class VllmEndpoint(HttpEndpoint):
             body["prompt"] = list(prompt.token_ids) if prompt.token_ids is not None else prompt.text
             if prompt.token_ids is not None:
                 body["detokenize"] = False
-        start = time.monotonic()
         answer = self._post(path, body)
-        seconds = time.monotonic() - start
-        choice = answer["choices"][0]
+        choice = answer.json["choices"][0]
         token_ids = choice.get("token_ids")
         if token_ids is None:
             raise EvidenceError(
                 f"{self.label}: the answer of {path} has no token_ids",
                 remedy="this vLLM does not know return_token_ids (0.10.2 or newer does)",
             )
-        prompt_ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
+        prompt_ids = choice.get("prompt_token_ids") or answer.json.get("prompt_token_ids")
         return Generation(
             token_ids=tuple(token_ids),
-            seconds=seconds,
+            seconds=answer.seconds,
             finish_reason=str(choice.get("finish_reason")),
-            prompt_tokens=int(answer["usage"]["prompt_tokens"]),
+            prompt_tokens=int(answer.json["usage"]["prompt_tokens"]),
             prompt_token_ids=None if prompt_ids is None else tuple(prompt_ids),
+            send_s=answer.send_s,
+            receive_s=answer.receive_s,
         )
 
     def counters(self) -> Counters:
@@ -282,7 +282,7 @@ class VllmEndpoint(HttpEndpoint):
             "logprobs": top,
             "return_tokens_as_token_ids": True,
         }
-        choice = self._post("/v1/completions", body)["choices"][0]
+        choice = self._post("/v1/completions", body).json["choices"][0]
         try:
             table = choice["logprobs"]["top_logprobs"][0]
             logits = [TokenLogit(int(name.removeprefix("token_id:")), float(value)) for name, value in table.items()]

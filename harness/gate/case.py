@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from harness.canary.oracle import Acceptance, Oracle
     from harness.pairs.real import RebuiltTarget
 
-__all__ = ["Case", "Checkpoints", "prepare"]
+__all__ = ["Case", "Checkpoints", "prepare", "prompt_texts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Case:
                 f"{self.pair.source}: pairs.{self.pair.name} has neither a prompts file nor a tokenizer",
                 remedy="set workload.prompts_file, or give the target its tokenizer.json",
             )
-        texts = _lines(work.prompts_file)
+        texts = prompt_texts(work.prompts_file)
         step = max(1, len(texts) // work.count)
         chosen = texts[::step][: work.count]
         return [Prompt(f"p{i:02d}", messages=(("user", text),), ignore_eos=False) for i, text in enumerate(chosen)]
@@ -396,7 +396,8 @@ _PLAIN = tuple(
 )
 
 
-def _lines(path: Path) -> list[str]:
+def prompt_texts(path: Path) -> list[str]:
+    """Return the prompts of a file of JSON lines. Raises UsageError for a line that has none, or an empty file."""
     texts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:

@@ -339,6 +339,8 @@ class ThroughputChange:
     def as_measurements(self) -> dict[str, Any]:
         """Return every raw round as plain data for the run record."""
         return dataclasses.asdict(self) | {
+            "new_rounds": [each.as_measurements() for each in self.new_rounds],
+            "old_rounds": [each.as_measurements() for each in self.old_rounds],
             "plan": self.plan.as_measurements(),
             "ended": {str(concurrency): reason for concurrency, reason in self.ended.items()},
         }

@@ -54,6 +54,10 @@ class Generation:
     `finish_reason` the engine's word ("length", "stop"); `prompt_tokens` how many tokens the engine counted in the
     prompt; `first_token_s` the time to the first token, where the request was streamed; `prompt_token_ids` the
     prompt as the engine tokenised it, where it tells (needed to force the target onto a prefix of a text prompt).
+
+    Of `seconds`, `send_s` went by before the last byte of the request was handed to the kernel, and `receive_s` from
+    when the kernel had received the last byte of the answer until it was decoded: time that the request waited for the
+    client. None: not measured.
     """
 
     token_ids: tuple[int, ...]
@@ -62,6 +66,13 @@ class Generation:
     prompt_tokens: int
     first_token_s: float | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    send_s: float | None = None
+    receive_s: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were generated."""
+        return len(self.token_ids)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ def prompts(n: int, *, ignore_eos: bool = True) -> list[Prompt]:
 
 
 class VirtualClock:
-    """Seconds that pass only when an engine says so."""
+    """Seconds that pass only when an engine says so: long ones, so that real ones, which also pass, weigh nothing."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -48,11 +48,13 @@ class Engine:
     ties: float = 0.0
     gap: float = 0.125
     rounds: bool = False
-    step_s: float = 0.01
+    step_s: float = 10.0
     clock: VirtualClock | None = None
     noise: float = 0.0
     label: str = "simulated"
     eos: int | None = None
+    send_s: float | None = 0.0
+    receive_s: float | None = 0.0
     fixed: ClassVar[int | None] = None
     totals: list[int] = dataclasses.field(default_factory=lambda: [0, 0, 0])
     positions: list[int] = dataclasses.field(default_factory=list)
@@ -103,7 +105,8 @@ class Engine:
         seconds *= 1.0 + self.noise * self._noise.uniform(-1, 1)
         if self.clock:
             self.clock.advance(seconds)
-        return Generation(tuple(output), seconds, "length" if len(output) == max_tokens else "stop", start)
+        reason = "length" if len(output) == max_tokens else "stop"
+        return Generation(tuple(output), seconds, reason, start, send_s=self.send_s, receive_s=self.receive_s)
 
     def _ended(self, prompt: Prompt, output: list[int]) -> bool:
         return not prompt.ignore_eos and self.eos is not None and any(token % self.eos == 0 for token in output)

@@ -26,7 +26,7 @@ def red(judgement: Judgement) -> dict[str, Verdict]:
 def run(spec=None, plain=None, ladder=(1,), rounds=4, n=6, **settings):
     """Measure on virtual time: a verify step of the default engines takes 1.5 plain steps."""
     clock = VirtualClock()
-    spec = spec or Engine(step_s=0.015)
+    spec = spec or Engine(step_s=15.0)
     plain = plain or Engine(k=0, label="plain")
     spec.clock = plain.clock = clock
     return throughput.measure(
@@ -35,7 +35,7 @@ def run(spec=None, plain=None, ladder=(1,), rounds=4, n=6, **settings):
 
 
 def test_servers_that_take_turns_are_measured_one_after_the_other_and_it_is_said():
-    spec, plain = Engine(step_s=0.015), Engine(k=0, label="plain")
+    spec, plain = Engine(step_s=15.0), Engine(k=0, label="plain")
     spec.clock = plain.clock = clock = VirtualClock()
     measured = throughput.measure(
         spec, plain, prompts(6), TOKENS, concurrency_ladder=(1, 2), rounds=2, interleaved=False, clock=clock
@@ -61,11 +61,11 @@ def test_a_round_records_every_request_and_what_was_counted():
     measured = run()
     each = measured.rounds[2]
     assert [request.prompt for request in each.requests] == [prompt.name for prompt in prompts(6)]
-    # 32 tokens from a perfect drafter: 1 + 6 * 5 + 1, so 7 verify steps and 0.015 s each, prefill included.
+    # 32 tokens from a perfect drafter: 1 + 6 * 5 + 1, so 7 verify steps and 15 s each, prefill included.
     assert [request.tokens for request in each.requests] == [TOKENS] * 6
     assert each.counts == Counts(42, 168, 168, (42,) * 4)
-    assert each.seconds == pytest.approx(6 * 8 * 0.015)
-    assert each.requests[1].started == pytest.approx(8 * 0.015)
+    assert each.seconds == pytest.approx(6 * 8 * 15.0)
+    assert each.requests[1].started == pytest.approx(8 * 15.0)
     assert each.client_cpu_s >= 0
     assert measured.rounds[3].counts is None
     assert "no metric" in measured.rounds[3].missing
@@ -89,7 +89,7 @@ def test_a_round_is_a_closed_loop_with_every_prompt_equally_often(concurrency, r
                 self.inside -= 1
             return answer
 
-    spec = Counting(step_s=0.015)
+    spec = Counting(step_s=15.0)
     spec.gate, spec.full = threading.Lock(), threading.Event()
     measured = run(spec, ladder=(concurrency,), rounds=2)
     assert spec.most == concurrency
@@ -112,26 +112,26 @@ def test_a_worker_that_fails_is_not_swallowed():
 def test_a_speed_up_passes_and_is_taken_apart():
     judgement = throughput.judge(run(), {1: 2.5})
     assert judgement.verdict is Verdict.PASS, judgement.as_text()
-    # 32 steps of 0.01 s against 8 of 0.015 s.
+    # 32 steps of 10 s against 8 of 15 s.
     assert "2.667x = 4.00 tokens per step / 1.50" in judgement.as_text()
     assert "speculation pays at every load measured" in judgement.as_text()
 
 
 def test_a_slower_engine_fails_and_the_cost_of_a_step_is_named():
-    judgement = throughput.judge(run(Engine(step_s=0.08)), {1: 1.0})
+    judgement = throughput.judge(run(Engine(step_s=80.0)), {1: 1.0})
     assert red(judgement) == {"THR010": Verdict.FAIL}
     assert "a step that yields 4.00 tokens takes 8.00 times a plain step" in judgement.as_text()
     assert "speculation stops paying at concurrency 1" in judgement.as_text()
 
 
 def test_a_dead_drafter_is_named_as_the_cause():
-    judgement = throughput.judge(run(Engine(rate=0.0, step_s=0.015)), {1: 1.2})
+    judgement = throughput.judge(run(Engine(rate=0.0, step_s=15.0)), {1: 1.2})
     assert red(judgement) == {"THR010": Verdict.FAIL}
     assert "the drafter is dead" in judgement.as_text()
 
 
 def test_noise_is_inconclusive_and_says_what_would_do():
-    noisy = run(Engine(step_s=0.015, noise=0.9, seed=1), Engine(k=0, noise=0.9, seed=2), n=1, rounds=6)
+    noisy = run(Engine(step_s=15.0, noise=0.9, seed=1), Engine(k=0, noise=0.9, seed=2), n=1, rounds=6)
     judgement = throughput.judge(noisy, {1: 2.5})
     assert red(judgement) == {"THR010": Verdict.INCONCLUSIVE}
     assert "pairs that vary like these decide a difference of" in judgement.as_text()
@@ -207,7 +207,31 @@ def test_a_busy_client_is_invalid():
     rounds[5] = dataclasses.replace(rounds[5], client_cpu_s=0.8 * rounds[5].seconds)
     judgement = throughput.judge(dataclasses.replace(measured, rounds=tuple(rounds)), {1: 1.0})
     assert red(judgement) == {"THR004": Verdict.INVALID}
-    assert "80%" in judgement.as_text()
+    assert "80% in round 5" in judgement.as_text()
+
+
+@pytest.mark.parametrize("wait", ["send_s", "receive_s"])
+def test_requests_that_wait_for_the_client_are_invalid(wait):
+    """A request takes 8 steps of 15 s, 5 % of which is 6 s."""
+    assert throughput.judge(run(Engine(step_s=15.0, **{wait: 5.0})), {1: 2.5}).verdict is Verdict.PASS
+    judgement = throughput.judge(run(Engine(step_s=15.0, **{wait: 7.0})), {1: 2.5})
+    assert red(judgement) == {"THR004": Verdict.INVALID}
+    assert "requests waited for the load client at concurrency 1" in judgement.as_text()
+    assert "max 7000" in judgement.as_text()
+
+
+@pytest.mark.parametrize("wait", ["send_s", "receive_s"])
+def test_waits_that_were_not_measured_are_invalid(wait):
+    judgement = throughput.judge(run(Engine(step_s=15.0, **{wait: None})), {1: 2.5})
+    assert red(judgement) == {"THR004": Verdict.INVALID}
+    assert "not measured" in judgement.as_text()
+
+
+def test_the_record_states_the_headroom_of_each_round():
+    rounds = run(Engine(step_s=15.0, send_s=1.0, receive_s=2.0)).as_measurements()["rounds"]
+    assert rounds[0]["headroom"]["wait_share"] == pytest.approx(3.0 / 120.0, rel=0.01)
+    assert rounds[0]["headroom"]["after"]["median"] == pytest.approx(2.0, abs=0.1)
+    assert all(each["headroom"]["client_share"] >= 0 for each in rounds)
 
 
 def test_a_threshold_that_nobody_measured_is_invalid():
@@ -249,7 +273,7 @@ def synthetic(speed_ups: dict[int, float], pairs: int, spread: float, rng: np.ra
         for pair in range(pairs):
             for speculative in (True, False) if pair % 2 == 0 else (False, True):
                 speed = 100.0 * (speed_up if speculative else 1.0) * math.exp(rng.normal(0.0, spread))
-                requests = (RequestRecord("p00", 0.0, TOKENS / speed, TOKENS, None),)
+                requests = (RequestRecord("p00", 0.0, TOKENS / speed, TOKENS, None, 0.0, 0.0, 0.0),)
                 counts = Counts(7, 28, 28, (7,) * 4) if speculative else None
                 order = len(rounds)
                 rounds.append(
