@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from harness.canary.build import build, load
 from harness.canary.spec import SHIPPED, CanarySpec, Dialect
 from harness.errors import UsageError
 
@@ -74,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build(args: argparse.Namespace) -> list[str]:
+    from harness.canary.build import build  # noqa: PLC0415 -- other commands do without it
+
     if args.shipped not in SHIPPED:
         raise UsageError(f"no shipped canary {args.shipped!r}", remedy=f"choose from {', '.join(SHIPPED)}")
     names = ("name", *_NUMBERS, *_FLAGS, "aux_layers", "aux_ids", "aux_ids_are", "dtype", "dialect")
@@ -102,6 +103,7 @@ def _list(_args: argparse.Namespace) -> list[str]:
 
 
 def _fault(args: argparse.Namespace) -> list[str]:
+    from harness.canary.build import load  # noqa: PLC0415 -- as above
     from harness.canary.faults import apply  # noqa: PLC0415 -- numpy, only when asked for
 
     into = apply(args.fault, load(args.canary).drafter, args.into, *args.arguments, seed=args.seed)
