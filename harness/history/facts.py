@@ -33,6 +33,7 @@ _ALPHA = 0.05
 """Error of each bound of a speed-up, as in judging (docs/judging.md)."""
 
 _Shape = TypeVar("_Shape")
+_Seconds = Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -177,7 +178,7 @@ class _Round(msgspec.Struct, frozen=True):
     concurrency: _Count
     speculative: bool
     pair: int | None
-    seconds: float
+    seconds: _Seconds
     requests: list[_Request]
 
 
@@ -186,7 +187,7 @@ class _Throughput(msgspec.Struct, frozen=True):
 
 
 class _Server(msgspec.Struct, frozen=True):
-    started_in_s: float
+    started_in_s: _Seconds
 
 
 class _Startup(msgspec.Struct, frozen=True):
@@ -207,7 +208,8 @@ def load(path: Path) -> tuple[dict[str, Any], str]:
     """
     try:
         data = path.read_bytes()
-        record = json.loads(data)
+        # JSON may hold half a surrogate pair, which can be neither printed nor stored. It becomes a question mark.
+        record = json.loads(json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace"))
         schema = record["schema"]
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", remedy="name a run's folder, or its record.json") from error
@@ -321,7 +323,7 @@ def _throughput(path: Path, measured: Mapping[str, Any], where: str) -> Iterator
     speeds: dict[int, dict[int, dict[bool, float]]] = {}
     for each in decode(path, measured, _Throughput, where).rounds:
         tokens = sum(request.tokens for request in each.requests)
-        if each.pair is not None and each.seconds > 0 and tokens > 0:
+        if each.pair is not None and tokens > 0:
             sides = speeds.setdefault(each.concurrency, {}).setdefault(each.pair, {})
             sides[each.speculative] = tokens / each.seconds
     for concurrency, pairs in speeds.items():

@@ -46,9 +46,14 @@ class _Judgement(msgspec.Struct, frozen=True):
     findings: list[_Finding]
 
 
+class _Engine(msgspec.Struct, frozen=True):
+    version: str
+
+
 class _Case(msgspec.Struct, frozen=True):
     id: _Name
     judgements: list[_Judgement]
+    engine: _Engine | None = None
     side: str = ""
     not_asked: dict[str, str] = {}
 

@@ -136,15 +136,15 @@ def add(path: Path, run: facts.Run) -> str:
 
     """
     with _opened(path, create=True) as connection, _transaction(connection):
-        row = connection.execute("SELECT digest, started FROM runs WHERE id = ?", (_text(run.id),)).fetchone()
+        row = connection.execute("SELECT digest, started FROM runs WHERE id = ?", (run.id,)).fetchone()
         if row and row[0] == run.digest:
             return "unchanged"
-        if row and row[1] != _text(run.started):
+        if row and row[1] != run.started:
             raise HistoryError(
                 f"{path}: has another run {run.id!r}, started {row[1]}, not {run.started}",
                 remedy="rename the folder of the run that is to be added",
             )
-        connection.execute("DELETE FROM runs WHERE id = ?", (_text(run.id),))
+        connection.execute("DELETE FROM runs WHERE id = ?", (run.id,))
         _insert(connection, run)
         return "updated" if row else "added"
 
@@ -168,14 +168,8 @@ def _insert(connection: sqlite3.Connection, run: facts.Run) -> None:
 
 def _row(connection: sqlite3.Connection, table: str, **columns: Any) -> int | None:
     names, marks = ", ".join(columns), ", ".join("?" * len(columns))
-    values = [_text(value) if isinstance(value, str) else value for value in columns.values()]
     # The names are those of this module's own dataclasses and calls; what comes from outside is bound.
-    return connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values).lastrowid  # noqa: S608
-
-
-def _text(value: str) -> str:
-    """Return text that SQLite takes: JSON may hold half a surrogate pair, which no UTF-8 can."""
-    return str(value).encode("utf-8", "backslashreplace").decode("utf-8")
+    return connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", [*columns.values()]).lastrowid  # noqa: S608
 
 
 def runs(path: Path) -> int:

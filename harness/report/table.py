@@ -35,7 +35,7 @@ def print_table(record: Mapping[str, Any], file: IO[str]) -> None:
         table.add_column(suite, no_wrap=True)
     for case in record["cases"]:
         words = [word(case, suite, record["not_selected"]) for suite in suites]
-        release = [Text(case.get("engine", {}).get("version", "not had"))] if compares else []
+        release = [Text((case.get("engine") or {}).get("version", "not had"))] if compares else []
         table.add_row(Text(case["id"]), *release, *(Text(word, style=_STYLE.get(word, "dim")) for word in words))
     console.print(table)
     if record.get("comparison"):
