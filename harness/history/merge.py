@@ -183,10 +183,7 @@ def _shard(run: Path) -> _Shard:
 
 
 def _is_file_name(name: str) -> bool:
-    try:
-        return name not in (".", "..") and not {"/", "\0"} & set(name) and len(os.fsencode(name)) <= 200
-    except UnicodeEncodeError:
-        return False
+    return name not in (".", "..") and not {"/", "\0"} & set(name) and len(os.fsencode(name)) <= 200
 
 
 def _united(shards: Iterable[_Shard]) -> dict[str, tuple[_Shard, dict[str, Any]]]:

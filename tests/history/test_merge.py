@@ -197,7 +197,7 @@ def test_links_do_not_come_along(tmp_path):
     assert names(tmp_path / "out" / "cases" / "a") == {"case.json", "judgements"}
 
 
-@pytest.mark.parametrize("name", ["../../gone", "/tmp/gone", "..", ".", "", "a\0b", "\ud800", "x" * 300])
+@pytest.mark.parametrize("name", ["../../gone", "/tmp/gone", "..", ".", "", "a\0b", "x" * 300])
 @pytest.mark.parametrize("of", ["case", "test"])
 def test_a_name_that_is_no_file_is_refused(tmp_path, name, of):
     run = shard(tmp_path / "deep" / "er", "s1", "a")
