@@ -115,6 +115,15 @@ def test_the_two_launches_differ_by_drafter_and_probe_only(cache, tmp_path):
     assert case.evidence_so_far() is not None, "started, and without evidence: that must be said"
 
 
+def test_features_are_kept_where_they_are_asked_for(cache, tmp_path):
+    case = make(SMALL, cache, tmp_path / "a")
+    assert "DRAFTGATE_PROBE_FEATURES" not in dict(case._speculative_launch.env)
+    case = dataclasses.replace(make(SMALL, cache, tmp_path / "b"), keep_features=True)
+    kept = Path(dict(case._speculative_launch.env)["DRAFTGATE_PROBE_FEATURES"])
+    assert kept.parent == tmp_path / "b" / "evidence"
+    assert "DRAFTGATE_PROBE_FEATURES" not in dict(case._plain_launch.env)
+
+
 def test_one_server_that_will_not_end_does_not_keep_the_other(cache, tmp_path):
     asked = []
 
