@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,8 +28,8 @@ __all__ = ["Reply", "Transport"]
 _SO_TIMESTAMPNS = 35
 """Ask for the time at which the kernel received what is read (asm-generic/socket.h; Python 3.13 has no name for it)."""
 
-_STAMPING_S = 1.0
-"""Seconds that the kernel has to begin: it takes less than a millisecond."""
+_STAMPING_S = 10.0
+"""Seconds that the kernel has to begin: it takes a millisecond, and longer on a machine that is busy."""
 
 _TIMESPEC = struct.Struct("@qq")
 _ANCILLARY = socket.CMSG_SPACE(_TIMESPEC.size)
@@ -71,6 +72,9 @@ class _Socket(socket.socket):
         return read
 
 
+_BEGINNING = threading.Lock()
+
+
 @functools.cache
 def _begin_stamping() -> tuple[_Socket, socket.socket] | None:
     """Have the kernel note when data comes, from now on: it begins a moment after the first socket has asked for it.
@@ -84,7 +88,11 @@ def _begin_stamping() -> tuple[_Socket, socket.socket] | None:
     while asking.arrived is None and time.monotonic() < deadline:
         sending.sendall(b"x")
         asking.recv_into(bytearray(1))
-    return None if asking.arrived is None else (asking, sending)
+    if asking.arrived is not None:
+        return asking, sending
+    asking.close()
+    sending.close()
+    return None
 
 
 def _stamping(connected: socket.socket) -> _Socket:
@@ -139,7 +147,8 @@ class Transport(HTTPAdapter):
 
     def __init__(self, base_url: str, headers: Mapping[str, str], timeout: tuple[float, float]) -> None:
         super().__init__(pool_connections=1, pool_maxsize=1)
-        _begin_stamping()
+        with _BEGINNING:
+            _begin_stamping()
         self._base_url = base_url
         self._headers = headers
         self._timeout = timeout
