@@ -37,9 +37,9 @@ from harness.servers.server import start
 __all__ = ["CLIENTS", "Client", "Job", "Run", "measure_engine", "measure_null", "report_engine", "report_null"]
 
 
-FEW = 256
-MANY = {64: 1_500, 1: 600, 256: 1_500}
-"""Requests of a run, by concurrency. The few are sent at 64."""
+CONCURRENCIES = (64, 1, 256)
+FEW, MANY = 256, 1_500
+"""Requests of a run. The few are sent at 64."""
 
 TOKENS = 16
 """Tokens, and events of a stream, of an answer of the null server."""
@@ -49,7 +49,7 @@ _CLIENTS_ROOT = ROOT / ".tox" / "bench-clients"
 _PANDAS = ("pandas==2.3.3", "python-dateutil==4.0.0", "pytz==2026.6", "tzdata==2026.6", "six==1.17.0")
 """What `vllm bench serve` reads a file of prompts with, and vLLM's own environment does not have."""
 
-_PROMPTS = 1_500
+_PROMPTS = MANY
 _PROMPT_CHARACTERS = 64
 _LIMIT_S = 300.0
 _SUBREAPER = 36
@@ -309,7 +309,7 @@ def measure_null(clients: Mapping[str, Path], *, rounds: int) -> dict[Key, list[
     """Run every client at every concurrency, `rounds` times, in an order that is turned round each time."""
     measured: dict[Key, list[Run]] = {}
     plan: list[tuple[Client, bool, int | None]] = []
-    for concurrency in (None, *MANY):
+    for concurrency in (None, *CONCURRENCIES):
         for client in CLIENTS:
             # What a command costs before and after its requests is the same, streamed or not.
             streams = client.streams if concurrency is not None else client.streams[-1:]
@@ -320,7 +320,7 @@ def measure_null(clients: Mapping[str, Path], *, rounds: int) -> dict[Key, list[
         with contextlib.suppress(KeyboardInterrupt):
             for number in range(rounds):
                 for client, stream, concurrency in plan if number % 2 == 0 else reversed(plan):
-                    requests = FEW if concurrency is None else MANY[concurrency]
+                    requests = FEW if concurrency is None else MANY
                     name = f"{number}-{client.name}-{concurrency or 'few'}-{'stream' if stream else 'whole'}"
                     job = _job(url, folder / name.replace(" ", "-"), prompts, tokenizer, "null", stream=stream)
                     job = dataclasses.replace(job, requests=requests, concurrency=concurrency or 64, tokens=TOKENS)
@@ -344,7 +344,7 @@ def per_thousand(measured: Mapping[Key, Sequence[Run]], name: str, stream: bool,
     """Return CPU seconds per 1,000 requests, one figure a round: more requests less few. Empty if either is missing."""
     few = next((runs for key, runs in measured.items() if key[0] == name and key[2] is None), [])
     many = measured.get((name, stream, concurrency), [])
-    extra = MANY[concurrency] - FEW
+    extra = MANY - FEW
     return [1000 * (each.cpu_s - base.cpu_s) / extra for each, base in zip(many, few, strict=False)]
 
 
@@ -353,7 +353,7 @@ def report_null(measured: Mapping[Key, Sequence[Run]]) -> str:
     blocks = []
     for stream in (False, True):
         rows = []
-        for concurrency in sorted(MANY):
+        for concurrency in sorted(CONCURRENCIES):
             ours = per_thousand(measured, "draftgate load", stream, concurrency)
             for client in CLIENTS:
                 cost = per_thousand(measured, client.name, stream, concurrency)
