@@ -427,7 +427,7 @@ def test_the_report_lies_beside_the_record(project):
 def test_a_report_that_cannot_be_made_changes_no_verdict(project, verdict, status):
     project.suite("weights", f"give(judge, {verdict!r}, 'weights')")
     conftest = project.folder / "conftest.py"
-    conftest.write_text(CONFTEST + "\nimport harness.report.page\nharness.report.page.render = lambda record: 1 / 0\n")
+    conftest.write_text(CONFTEST + "\nimport harness.report.page\nharness.report.page.render = lambda *_: 1 / 0\n")
     done = project.run()
     assert done.returncode == status
     assert "the report could not be made: ZeroDivisionError" in done.stdout
