@@ -17,12 +17,13 @@ __all__ = ["ROOM", "UNIT", "Between", "Measured", "Row", "Rows", "Slot", "betwee
 UNIT: Mapping[str, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
 """The unit roundoff: the largest relative error of rounding one number to the dtype, to nearest."""
 
-ROOM = 4.0
+ROOM = 6.0
 """How many times the rounding of the plain forward an engine's may be.
 
 Both compute the same sums in the same dtype in another order, so their errors are of one size and independent of each
-other. The plain forward's is known, row by row: it is run in the wider dtype as well. Of two such errors one is rarely
-more than twice the other; four leaves room for kernels that keep less in the wider dtype than transformers does.
+other. The plain forward's is known, row by row: it is run in the wider dtype as well. On SmolLM2-135M in float32, over
+1110 values of row and slot, vLLM 0.32.0 had 1.4 to 1.7 times the plain forward's in the median and 3.7 times at most
+(docs/parity.md). Six leaves room for kernels that keep less in the wider dtype; a layer off is far beyond.
 """
 
 _TINY = 1e-30
