@@ -28,9 +28,10 @@ _NAMES = (
 
 _SAID = (
     (re.compile(r"No space left on device"), "the disk is full"),
-    (re.compile(r"Hash mismatch for `(?P<name>[^`]+)`"), f"{{name}}: {_CHANGED}"),
+    (re.compile(r"Hash\s+mismatch\s+for\s+`(?P<name>[^`]+)`"), f"{{name}}: {_CHANGED}"),
     (re.compile(r"DO NOT MATCH THE HASHES[\s\S]*?\n\s+(?P<name>[\w.-]+==\S+)"), f"{{name}}: {_CHANGED}"),
-    (re.compile(r"metadata name `(?P<is>[^`]+)` does not match given name `(?P<name>[^`]+)`"), "{name}: it is {is}"),
+    (re.compile(r"metadata\s+name\s+`(?P<is>[^`]+)`\s+does\s+not\s+match\s+given\s+name\s+`(?P<name>[^`]+)`"),
+     "{name}: it is {is}"),
     (re.compile(r"failed to fetch [a-z ]+ `(?P<name>[^`]+)`[\s\S]*?fatal: (?P<why>[^\n]+)"),
      "revision {name}: git cannot fetch it: {why}"),
     (re.compile(r"status (?:client|server) error \((?P<status>[^)]+)\)[^\n]*/simple/(?P<name>[\w.-]+)/"),
@@ -51,38 +52,40 @@ _ONLY = re.compile(rf"only (?P<what>{_NAME}(?:[=<>!~][^\s,]*)?) (?:is|are) avail
 
 def explain(output: str) -> str:
     """Return which requirement stood in the way, and how; "" if the output says nothing that is known."""
+    # uv breaks its sentences where the terminal, or COLUMNS, says.
+    prose = " ".join(output.split())
     for pattern, sentence in _SAID:
         if match := pattern.search(output):
             return sentence.format(**match.groupdict())
     # After those: an installer that was cut off and tried again may have failed of something else.
-    if unreachable := _UNREACHABLE.search(output) or _OFFLINE.search(output):
-        name = next((match["name"] for pattern in _NAMES if (match := pattern.search(output))), "")
+    if unreachable := _UNREACHABLE.search(prose) or _OFFLINE.search(prose):
+        name = next((match["name"] for pattern in _NAMES if (match := pattern.search(prose))), "")
         how = (
             "it is not in the cache, and the network is disabled"
             if unreachable.re is _OFFLINE
             else "the package index is unreachable"
         )
-        return f"{name}: {how}{_asker(name, output)}" if name else how
+        return f"{name}: {how}{_asker(name, prose)}" if name else how
     if match := _UNMATCHED.search(output):
         return f"{match['name']}: {_ABSENT}"
-    if "No solution found" in output and (unsolved := _missing(output) or _contradiction(output)):
+    if "No solution found" in prose and (unsolved := _missing(prose) or _contradiction(prose)):
         return unsolved
     if match := _FAILED.search(output):
         return f"{match['name']}: failed to {match['what']} it" + (f": {match['why']}" if match["why"] else "")
     return ""
 
 
-def _missing(output: str) -> str:
+def _missing(prose: str) -> str:
     """Return the requirement that nothing meets, and who asks for it."""
-    if not (match := _MISSING.search(output)):
+    if not (match := _MISSING.search(prose)):
         return ""
     missing = match["name"] or match["pinned"]
     how = _ABSENT if match["name"] else "there is no such version to take"
-    return f"{missing}: {how}{_asker(missing, output)}"
+    return f"{missing}: {how}{_asker(missing, prose)}"
 
 
-def _asker(requirement: str, output: str) -> str:
-    for each in _NEEDS.finditer(output):
+def _asker(requirement: str, prose: str) -> str:
+    for each in _NEEDS.finditer(prose):
         if _distribution(each["what"]) == _distribution(requirement):
             return f", and {each['who']} needs {each['what']}"
     return ""
@@ -92,10 +95,10 @@ def _distribution(requirement: str) -> str:
     return re.split(r"[=<>!~]", requirement)[0]
 
 
-def _contradiction(output: str) -> str:
+def _contradiction(prose: str) -> str:
     """Return the requirements of one distribution that cannot hold together, each with who asks for it."""
     # What uv concludes repeats what it rests on.
-    premises = re.sub(r"we can conclude that [^\n]*", "", output)
+    premises = re.sub(r"we can conclude that .*?(?=\. |\.?$)", "", prose)
     asked: dict[str, dict[str, str]] = {}
     for pattern, who in ((_NEEDS, "{who} needs {what}"), (_ASKED, "{what} is asked for"), (_ONLY, "there is {what}")):
         for match in pattern.finditer(premises):

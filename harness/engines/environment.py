@@ -378,7 +378,8 @@ def _make(
 
 def _run(command: Sequence[str], requirement: str, recipe: Recipe, folder: Path, held: int) -> None:
     try:
-        run_step(command, log=folder / _LOG, held=held)
+        # Wide, or uv breaks its sentences, and the last lines no longer hold the whole of one.
+        run_step(command, log=folder / _LOG, held=held, env={"COLUMNS": "1000"})
     except StepError as error:
         remedy = "check the requirement and the package index that pip and uv are configured to use"
         if recipe.is_empty:

@@ -75,7 +75,11 @@ def test_a_torch_that_does_not_exist(index: Index, tmp_path: Path) -> None:
     )
 
 
-def test_requirements_that_contradict_each_other_are_both_named(index: Index, tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [20, 80, 500])
+def test_requirements_that_contradict_each_other_are_both_named(
+    columns: int, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     index.add("toy-engine", "1.0", requires=["middle", "helper==3.1"])
     index.add("middle", "1.0", requires=["helper==4"])
     index.add("helper", "3.1")
