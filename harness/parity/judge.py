@@ -10,7 +10,7 @@ import numpy as np
 from harness.gate.aux_hidden import Expected, ids_to_write
 from harness.parity.capture import Asked, Captured
 from harness.parity.compare import ROOM, Between, Measured, Row, Slot
-from harness.verdict import Finding, Verdict, some
+from harness.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -172,7 +172,7 @@ def _moved(
     return Finding(
         "PAR008" if ambiguous else "PAR002",
         Verdict.INVALID if ambiguous else Verdict.FAIL,
-        some(said, _NAMED) if len(said) <= _NAMED else f"{said[0]} (and {len(said) - 1} more slots)",
+        "; ".join(said) if len(said) <= _NAMED else f"{said[0]} (and {len(said) - 1} more slots)",
         expected=f"inputs of layers {list(want.layers)} ({want.layers_source})",
         actual="; ".join(
             f"slot {slot.index}: error {slot.search[slot.nearest]:.2g} to {measured.label(slot.nearest)}, "
