@@ -55,10 +55,10 @@ class Project:
         mark = f"pytestmark = pytest.mark.suite({name!r})"
         path.write_text(f"{HEADER}\n{mark}\n\ndef test_{name}(case, judge):\n{lines}\n")
 
-    def run(self, *arguments: str, pairs=("small",)):
+    def run(self, *arguments: str, pairs=("small",), reports=True):
         named = [word for pair in pairs for word in ("--pair", pair)]
         env = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-        return subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--runner", "v1", *named, *arguments],
             cwd=self.folder,
             env=env,
@@ -67,6 +67,9 @@ class Project:
             check=False,
             timeout=120,
         )
+        # Whatever a run comes to, its report can be made.
+        assert ("the report could not be made" in done.stdout) is not reports, done.stdout
+        return done
 
     def record(self):
         (path,) = (self.folder / "runs").glob("*/record.json")
@@ -428,7 +431,7 @@ def test_a_report_that_cannot_be_made_changes_no_verdict(project, verdict, statu
     project.suite("weights", f"give(judge, {verdict!r}, 'weights')")
     conftest = project.folder / "conftest.py"
     conftest.write_text(CONFTEST + "\nimport harness.report.page\nharness.report.page.render = lambda *_: 1 / 0\n")
-    done = project.run()
+    done = project.run(reports=False)
     assert done.returncode == status
     assert "the report could not be made: ZeroDivisionError" in done.stdout
     assert not list(project.folder.glob("runs/*/report.html"))
