@@ -8,6 +8,7 @@ pool by URL. Measured: bench/RESULTS.md, "The load client".
 from __future__ import annotations
 
 import dataclasses
+import atexit
 import functools
 import socket
 import struct
@@ -89,6 +90,8 @@ def _begin_stamping() -> tuple[_Socket, socket.socket] | None:
         sending.sendall(b"x")
         asking.recv_into(bytearray(1))
     if asking.arrived is not None:
+        for end in (asking, sending):
+            atexit.register(end.close)
         return asking, sending
     asking.close()
     sending.close()
