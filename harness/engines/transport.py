@@ -7,8 +7,8 @@ pool by URL. Measured: bench/RESULTS.md, "The load client".
 
 from __future__ import annotations
 
-import dataclasses
 import atexit
+import dataclasses
 import functools
 import socket
 import struct
