@@ -58,7 +58,7 @@ class Change:
                 remedy="hold each release against a blessed baseline instead (draftgate bless, --baseline)",
             )
         self.new.stop(speculative=False)
-        work, ladder = self.new.pair.workload, sorted(self.new.pair.expect.throughput_ratio) or [1]
+        work, ladder = self.new.pair.workload, sorted(self.new.pair.expect.throughput_ratio)
         return measure_until_decided(
             self.old.endpoint(speculative=True),
             self.new.endpoint(speculative=True),

@@ -441,8 +441,8 @@ def test_rounds_that_cannot_be_compared_are_invalid(broken, codes, side):
 
 def test_a_busy_client_is_invalid():
     run = served()
-    busy = dataclasses.replace(run.old_rounds[2], client_cpu_s=0.8 * run.old_rounds[2].seconds)
-    run = dataclasses.replace(run, old_rounds=(*run.old_rounds[:2], busy, *run.old_rounds[3:]))
+    busy = tuple(dataclasses.replace(each, client_cpu_s=0.8 * each.seconds) for each in run.old_rounds)
+    run = dataclasses.replace(run, old_rounds=busy)
     assert red(throughput_change(run)) == {"THR004": Verdict.INVALID}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import threading
 
 import numpy as np
@@ -201,13 +202,24 @@ def test_sides_that_generate_different_amounts_are_invalid():
     }
 
 
-def test_a_busy_client_is_invalid():
+@pytest.mark.parametrize("speculative", [True, False])
+def test_a_busy_client_is_invalid_on_either_side(speculative):
+    measured = run()
+    rounds = tuple(
+        dataclasses.replace(each, client_cpu_s=0.8 * each.seconds) if each.speculative is speculative else each
+        for each in measured.rounds
+    )
+    judgement = throughput.judge(dataclasses.replace(measured, rounds=rounds), {1: 1.0})
+    assert red(judgement) == {"THR004": Verdict.INVALID}
+    label = measured.spec_label if speculative else measured.plain_label
+    assert f"80% in {len(rounds) // 2} rounds on {label}" in judgement.as_text()
+
+
+def test_a_stumble_of_the_client_in_one_round_is_noise():
     measured = run()
     rounds = [*measured.rounds]
     rounds[5] = dataclasses.replace(rounds[5], client_cpu_s=0.8 * rounds[5].seconds)
-    judgement = throughput.judge(dataclasses.replace(measured, rounds=tuple(rounds)), {1: 1.0})
-    assert red(judgement) == {"THR004": Verdict.INVALID}
-    assert "80% in round 5" in judgement.as_text()
+    assert "THR004" not in red(throughput.judge(dataclasses.replace(measured, rounds=tuple(rounds)), {1: 1.0}))
 
 
 @pytest.mark.parametrize("wait", ["send_s", "receive_s"])
@@ -217,7 +229,7 @@ def test_requests_that_wait_for_the_client_are_invalid(wait):
     judgement = throughput.judge(run(Engine(step_s=15.0, **{wait: 7.0})), {1: 2.5})
     assert red(judgement) == {"THR004": Verdict.INVALID}
     assert "requests waited for the load client at concurrency 1" in judgement.as_text()
-    assert "max 7000" in judgement.as_text()
+    assert re.search(r"max 70\d\d\.", judgement.as_text())
 
 
 @pytest.mark.parametrize("wait", ["send_s", "receive_s"])
