@@ -65,14 +65,18 @@ def test_imports_nothing_of_triton_by_itself(fake: Path) -> None:
 
 
 def test_without_triton_the_import_fails_as_it_would(tmp_path: Path) -> None:
-    code = "try:\n    import triton.backends\nexcept ModuleNotFoundError as error:\n    print(error.name)"
+    # The environment of these tests may have a Triton, as some builds of torch bring one.
+    hide = "import sys\nsys.path = [entry for entry in sys.path if 'site-packages' not in entry]\n"
+    code = f"{hide}try:\n    import triton.backends\nexcept ModuleNotFoundError as error:\n    print(error.name)"
     assert run(code, HOOK, tmp_path).strip() == "triton"
 
 
 def test_triton_without_backends_fails_as_it_would(fake: Path) -> None:
     (fake / "triton" / "backends" / "__init__.py").unlink()
     (fake / "triton" / "backends").rename(fake / "elsewhere")
-    code = "try:\n    import triton.backends\nexcept ModuleNotFoundError as error:\n    print(error.name)"
+    # The environment of these tests may have a Triton, as some builds of torch bring one.
+    hide = "import sys\nsys.path = [entry for entry in sys.path if 'site-packages' not in entry]\n"
+    code = f"{hide}try:\n    import triton.backends\nexcept ModuleNotFoundError as error:\n    print(error.name)"
     assert run(code, HOOK, fake).strip() == "triton.backends"
 
 
