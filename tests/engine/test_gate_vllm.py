@@ -56,7 +56,7 @@ def test_the_same_release_may_be_upgraded(gate, vllm_python, pair):
 NAMED = {
     "dropped_tensors": ("o_proj",),
     "shifted_layers": ("[2, 4, 5]", "[3, 5, 6]"),
-    "halved_acceptance": ("position 2",),
+    "halved_acceptance": ("positions before 2 are as expected",),
     "slower_steps": ("CHG020", "step time"),
     "changed_output": ("first at",),
     "renamed_metric": ("vllm:spec_decode_num_accepted_tokens", "vllm:spec_decode_accepted_draft_tokens"),
