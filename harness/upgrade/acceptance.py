@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from harness.errors import EvidenceError
+from harness.measure.acceptance import position_cause
 from harness.measure.endpoint import Counts
 from harness.upgrade.model import Change, Compared, Context, Kind, lost, shown
 from harness.upgrade.recorded import Side, at, judgements, measured, need
@@ -123,14 +124,12 @@ def judge(old: Facts, new: Facts, context: Context) -> Compared:
 
 
 def _where(before: Counts, after: Counts) -> str:
-    """Return what the first position that changed says."""
+    """Return what the first position says that is accepted in a smaller share of the steps than before."""
     pairs = enumerate(zip(before.per_position, after.per_position, strict=False))
-    position = next((number for number, (was, now) in pairs if was != now), None)
+    position = next((number for number, (was, now) in pairs if now * before.drafts < was * after.drafts), None)
     if position is None:
-        return "another number of drafts or positions: K, or what the engine counts, is not what it was"
-    if position == 0:
-        return "position 0 changed, which the target's states feed: weights, layers or the projection"
-    return f"position {position} is the first that changed, which the drafter's own output feeds: its norm, its cache"
+        return "no position is accepted more rarely: K, or what the engine counts, is not what it was"
+    return position_cause(position)
 
 
 def _text(counts: Counts) -> str:

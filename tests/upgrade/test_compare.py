@@ -287,13 +287,28 @@ def accept(of, position, count):
     return found
 
 
-@pytest.mark.parametrize(("position", "cause"), [(0, "the target's states feed"), (2, "position 2 is the first")])
+POSITIONS = [(0, "what the target feeds the drafter"), (2, "positions before 2 are as expected")]
+
+
+@pytest.mark.parametrize(("position", "cause"), POSITIONS)
 def test_halved_acceptance_of_a_canary(sides, position, cause):
     accept(sides[1], position, 1)
     judged(sides[1], "acceptance", "ACC020", "FAIL")
     judgement = compare(*sides)
     assert cause in red(judgement, "UPG030").cause
     assert "acceptance was PASS" in red(judgement, "UPG070").summary
+
+
+def test_the_position_is_found_although_there_are_more_steps(sides):
+    """Fewer accepted tokens a step make more steps of the same output, so earlier positions count higher."""
+    found = accept(sides[1], 2, 0)
+    for row in (*found["prompts"], found["totals"]):
+        row["drafts"] *= 2
+        row["per_position"][:2] = [2 * count for count in row["per_position"][:2]]
+        row["draft_tokens"] = 4 * row["drafts"]
+        row["accepted"] = sum(row["per_position"])
+    judged(sides[1], "acceptance", "ACC020", "FAIL")
+    assert "positions before 2 are as expected" in red(compare(*sides), "UPG030").cause
 
 
 def test_a_canary_cannot_equal_its_oracle_twice_with_other_counts(sides):
