@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -48,25 +47,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _record(path: Path) -> dict[str, Any]:
     """Return a run's record. Raises UsageError for what is none, of another schema, or of a run that was cut short."""
-    from harness.report.record import SCHEMA  # noqa: PLC0415 -- keeps other commands quick
+    from harness.report.record import read  # noqa: PLC0415 -- keeps other commands quick
 
     file = path / "record.json" if path.is_dir() else path
+    record, _ = read(file)
     try:
-        record: Any = json.loads(file.read_text(encoding="utf-8"))
-        schema, cases, complete = record["schema"], record["cases"], record["complete"]
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}", remedy="give a run's folder or its record.json") from error
-    except (ValueError, KeyError, TypeError) as error:
+        cases, complete = record["cases"], record["complete"]
+    except KeyError as error:
         raise UsageError(
             f"{file}: is no run record: {error!r}", remedy="give the record.json that `draftgate run` wrote"
         ) from error
-    if schema != SCHEMA:
-        raise UsageError(f"{file}: is of schema {schema}, not {SCHEMA}", remedy="run the suites again")
     if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
         raise UsageError(
             f"{file}: `cases` is no list of cases", remedy="give the record.json that `draftgate run` wrote"
         )
     if complete is not True:
         raise UsageError(f"{file}: the run was cut short (`complete` is {complete!r})", remedy="run it again")
-    made: dict[str, Any] = record
-    return made
+    return record
