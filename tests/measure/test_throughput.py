@@ -222,9 +222,7 @@ def waited(each, seconds):
     return dataclasses.replace(each, requests=(first, *each.requests[1:]))
 
 
-@pytest.mark.parametrize(
-    ("stumbles", "invalid"), [(1, False), (2, False), (3, False), (4, True), (5, True), (8, True)]
-)
+@pytest.mark.parametrize(("stumbles", "invalid"), [(1, False), (2, False), (3, False), (4, True), (5, True), (8, True)])
 @pytest.mark.parametrize("speculative", [True, False])
 def test_a_client_that_stumbles_in_fewer_than_half_of_the_rounds_is_noise(stumbles, invalid, speculative):
     """However long: the wait of one request may be more than 5 % of all that the side's requests took."""
