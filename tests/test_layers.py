@@ -13,6 +13,7 @@ ORDER = (
     "probe",
     "canary",
     "measure",
+    "metrics",
     "pairs",
     "checkpoint",
     "engines",

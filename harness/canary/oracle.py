@@ -130,27 +130,31 @@ class Oracle:
         """Return the n tokens the target says after the prompt, greedily and with EOS ignored."""
         return [self.canonical[a] for a in self._classes(prompt_ids, n)[len(prompt_ids) :]]
 
-    def acceptance(self, prompt_ids: Sequence[int], max_tokens: int, k: int) -> Acceptance:
-        """Return the engine's counters after one greedy request with EOS ignored and K = k.
+    def steps(self, prompt_ids: Sequence[int], max_tokens: int, k: int) -> tuple[int, ...]:
+        """Return how many draft tokens each verify step of one greedy request accepts, with EOS ignored and K = k.
 
         Prefill yields the first token; each step then verifies k draft tokens and adds one. As in vLLM 0.32.0
         (`v1/core/sched/scheduler.py`) accepted tokens of the last step count even beyond `max_tokens`.
         """
         classes = self._classes(prompt_ids, max_tokens + k + 1)
         known = len(prompt_ids) + 1
-        drafts = 0
-        per_position = [0] * k
+        steps = []
         while known < len(prompt_ids) + max_tokens:
-            drafts += 1
             accepted = 0
             while accepted < k:
                 t = known - 1 + accepted
                 if (classes[t], classes[max(t - 2, 0)] % CODES) in self.wrong:
                     break
-                per_position[accepted] += 1
                 accepted += 1
+            steps.append(accepted)
             known += accepted + 1
-        return Acceptance(drafts, drafts * k, sum(per_position), tuple(per_position))
+        return tuple(steps)
+
+    def acceptance(self, prompt_ids: Sequence[int], max_tokens: int, k: int) -> Acceptance:
+        """Return the engine's counters after one such request."""
+        steps = self.steps(prompt_ids, max_tokens, k)
+        per_position = tuple(sum(each > position for each in steps) for position in range(k))
+        return Acceptance(len(steps), len(steps) * k, sum(steps), per_position)
 
     def total(self, prompts: Iterable[Sequence[int]], max_tokens: int, k: int) -> Acceptance:
         """Return the sum of `acceptance` over several requests."""

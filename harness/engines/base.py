@@ -16,7 +16,7 @@ from harness.errors import EnvironmentFault
 from harness.measure.endpoint import Endpoint
 from harness.servers.spec import Phase, ServerSpec
 
-__all__ = ["Adapter", "BadSign", "EngineIdentity", "Launch", "identify", "server_spec"]
+__all__ = ["Adapter", "BadSign", "EngineIdentity", "Launch", "LogFigures", "identify", "server_spec"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +75,18 @@ class BadSign:
     fatal: bool = True
 
 
+@dataclasses.dataclass(frozen=True)
+class LogFigures:
+    """Where the log tells of acceptance: in lines with `pattern` (`re.search`), after which the figures stand.
+
+    A line comes after `every` verify steps of a request that is alone, or (None) `seconds` after a step at the latest.
+    """
+
+    pattern: str
+    every: int | None
+    seconds: float = 0.0
+
+
 class Adapter(Protocol):
     """One engine. Stateless: everything that varies is in the `Launch` and the identity."""
 
@@ -86,6 +98,11 @@ class Adapter(Protocol):
     @property
     def bad_signs(self) -> tuple[BadSign, ...]:
         """What must not stand in the log."""
+        ...
+
+    @property
+    def log_figures(self) -> LogFigures:
+        """Where the log tells of acceptance."""
         ...
 
     def spec(self, identity: EngineIdentity, launch: Launch) -> ServerSpec:

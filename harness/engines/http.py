@@ -11,10 +11,10 @@ from typing import Any, NoReturn, Protocol
 import msgspec
 import requests
 
-from harness.engines.surface import Metric, metrics_of
+from harness.engines.surface import Metric, about_acceptance, metrics_of
 from harness.engines.transport import Reply, Transport
 from harness.errors import EvidenceError, ServerError
-from harness.measure.endpoint import CounterReading, Endpoint, Prompt
+from harness.measure.endpoint import CounterReading, Endpoint, Prompt, Said
 
 __all__ = ["Answer", "HttpEndpoint", "prove"]
 
@@ -123,6 +123,37 @@ class HttpEndpoint:
 
         for family in text_string_to_metric_families(self._read("/metrics", remedy=remedy).text):
             yield from family.samples
+
+    def _shown(self, also: Collection[str] = (), *, remedy: str) -> dict[str, Said]:
+        """Return the figures of acceptance on `/metrics`, and the counters named in `also`.
+
+        Samples of one name are summed, as over ranks, but for the label `position`, which makes them one figure of
+        several numbers. Gauges of several ranks are not summed, and left out: none of them speaks for the engine. So
+        are histograms' buckets.
+        """
+        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 -- 60 ms at import
+
+        found: dict[str, dict[str, list[float]]] = {}
+        for family in text_string_to_metric_families(self._read("/metrics", remedy=remedy).text):
+            for sample in family.samples:
+                if sample.name.endswith(("_bucket", "_created")) or not (
+                    about_acceptance(sample.name) or sample.name in also
+                ):
+                    continue
+                positions = found.setdefault(f"/metrics {sample.name}", {})
+                positions.setdefault(sample.labels.get("position", ""), []).append(sample.value)
+                if family.type == "gauge" and len(positions[sample.labels.get("position", "")]) > 1:
+                    positions["several"] = []
+        said = {}
+        for name, positions in found.items():
+            if "several" in positions:
+                continue
+            if set(positions) == {""}:
+                said[name] = Said(sum(positions[""]))
+            elif all(position.isdigit() for position in positions):
+                ordered = sorted(positions, key=int)
+                said[name] = Said(tuple(sum(positions[position]) for position in ordered))
+        return said
 
     def metrics(self, expected: Collection[str], *, remedy: str) -> dict[str, Metric]:
         """Return what `/metrics` shows, after at most `SETTLE_S` seconds for the `expected` names to be there.

@@ -19,11 +19,11 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from harness.engines import sglang_kernels
-from harness.engines.base import BadSign, EngineIdentity, Launch, server_spec
+from harness.engines.base import BadSign, EngineIdentity, Launch, LogFigures, server_spec
 from harness.engines.http import POLL_S, HttpEndpoint, prove
-from harness.engines.surface import WARM_UP_TOKENS, Surface
+from harness.engines.surface import WARM_UP_TOKENS, Surface, about_acceptance
 from harness.errors import EnvironmentFault, EvidenceError, UsageError
-from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit, Witness
+from harness.measure.endpoint import Counters, Generation, Prompt, Said, TokenLogit, Witness
 from harness.servers.spec import Phase, ServerSpec
 
 __all__ = ["DISTRIBUTIONS", "SglangAdapter", "SglangEndpoint"]
@@ -49,6 +49,9 @@ _VERIFY_CALLS = "sglang:spec_verify_calls_total"
 
 _GAUGES = ("sglang:spec_accept_length", "sglang:spec_accept_rate")
 """What dashboards show of speculation (observability/metrics_collector.py, 0.5.23); set every few verify steps."""
+
+_GENERATED = "sglang:generation_tokens_total"
+"""observability/metrics_collector.py (0.5.23)."""
 
 _LOG_INTERVAL = 10
 """Decode steps between two updates of the scheduler's average (40 by default: a short run would never see one)."""
@@ -92,6 +95,10 @@ def _table() -> tuple[_Names, ...]:
     return tuple(_Names(**row) for row in rows)
 
 
+_LOG_FIGURES = LogFigures("Decode batch", every=_LOG_INTERVAL)
+"""managers/scheduler_components/ (0.5.23): every `--decode-log-interval` decode steps."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SglangAdapter:
     """SGLang through its HTTP server.
@@ -130,6 +137,8 @@ class SglangAdapter:
             fatal=False,
         ),
     )
+
+    log_figures: LogFigures = _LOG_FIGURES
 
     def spec(self, identity: EngineIdentity, launch: Launch) -> ServerSpec:
         """Return the command line of `sglang.launch_server`.
@@ -293,6 +302,7 @@ class SglangEndpoint(HttpEndpoint):
         self._positions: list[int] = []
         self._contradiction = ""
         self._meta: set[str] = set()
+        self._last_meta: Mapping[str, Any] = {}
         self._calls_before: float | None = None
         self._begun = False
 
@@ -309,8 +319,9 @@ class SglangEndpoint(HttpEndpoint):
                 self._flights -= 1
 
     def _generate(self, prompt: Prompt, max_tokens: int) -> Generation:
+        stops = {"stop_token_ids": list(prompt.stop_token_ids)} if prompt.stop_token_ids else {}
         if prompt.messages is None:
-            sampling = {"max_new_tokens": max_tokens, "temperature": 0, "ignore_eos": prompt.ignore_eos}
+            sampling = {"max_new_tokens": max_tokens, "temperature": 0, "ignore_eos": prompt.ignore_eos, **stops}
             asked = {"text": prompt.text} if prompt.token_ids is None else {"input_ids": list(prompt.token_ids)}
             path = "/generate"
             answer = self._post(path, {**asked, "sampling_params": sampling})
@@ -326,6 +337,7 @@ class SglangEndpoint(HttpEndpoint):
                 "ignore_eos": prompt.ignore_eos,
                 "return_token_ids": True,
                 "return_meta_info": True,
+                **stops,
             }
             answer = self._post(path, body)
             choice = answer.json["choices"][0]
@@ -390,6 +402,22 @@ class SglangEndpoint(HttpEndpoint):
                 return seen
             time.sleep(POLL_S)
 
+    def figures(self) -> dict[str, Said]:
+        """Return those of the last answer (`meta_info`), of the metrics page and of the server's information page.
+
+        The scheduler's own stand in `internal_states`, one entry a rank; where there are several, none is taken.
+        """
+        said = self._shown((_GENERATED,), remedy=_METRICS_REMEDY)
+        path = self._info()
+        states = self._read(path, remedy=_INFO_REMEDY).json().get("internal_states") or []
+        with self._lock:
+            pages = [("meta_info", {**self._last_meta}), *((path, state) for state in states if len(states) == 1)]
+        for place, page in pages:
+            for name, value in page.items():
+                if about_acceptance(name) and (figure := _figure(value)) is not None:
+                    said[f"{place} {name}"] = figure
+        return said
+
     def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:  # noqa: ARG002
         """Raise EvidenceError: SGLang returns log-probabilities, from which the size of a logit cannot be had."""
         raise EvidenceError(
@@ -427,6 +455,7 @@ class SglangEndpoint(HttpEndpoint):
         with self._lock:
             self._answers += 1
             self._meta.update(meta)
+            self._last_meta = meta
             names = self._names
             if names is None and any(name.startswith("spec_") for name in meta):
                 names = self._names = next((row for row in _table() if set(row.fields) <= set(meta)), None)
@@ -482,6 +511,13 @@ class SglangEndpoint(HttpEndpoint):
         return Witness(
             f"{path} avg_spec_accept_length", "accept length", float(says[0]), 1 + max(0.0, low), 1 + min(self._k, high)
         )
+
+
+def _figure(value: object) -> Said | None:
+    """Return a JSON value as a figure, None if it is none."""
+    if isinstance(value, list) and value and all(isinstance(each, (int, float)) for each in value):
+        return Said(tuple(map(float, value)))
+    return Said(float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _contradiction(meta: Mapping[str, Any], names: _Names, histogram: list[int], tokens: int) -> str:

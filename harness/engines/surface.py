@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from harness.errors import EvidenceError
+from harness.measure.endpoint import Said
 
-__all__ = ["WARM_UP_TOKENS", "Metric", "Surface", "declared_flags", "metrics_of"]
+__all__ = [
+    "WARM_UP_TOKENS",
+    "Metric",
+    "Surface",
+    "about_acceptance",
+    "declared_flags",
+    "metrics_of",
+    "said_in",
+]
 
 WARM_UP_TOKENS = 64
 """Output tokens to ask for before looking: more than ten verify steps, for what is updated every few of them."""
@@ -57,6 +67,33 @@ def metrics_of(page: str) -> dict[str, Metric]:
     except ValueError as error:
         raise EvidenceError(f"/metrics is not in Prometheus' text format: {error}") from error
     return found
+
+
+def about_acceptance(name: str) -> bool:
+    """Whether a figure of this name is about acceptance, and not a setting or a speed."""
+    return bool(re.search(r"spec|accept|draft", name, re.IGNORECASE)) and not re.search(
+        r"speculative_|throughput|special|specif", name, re.IGNORECASE
+    )
+
+
+def said_in(text: str) -> dict[str, Said]:
+    """Return the figures about acceptance in a line such as "Name: 3.05, Other name: 68.2%, Third: 0.9, 0.8"."""
+    said: dict[str, Said] = {}
+    for name, numbers in re.findall(r"([#\w][#\w ()/-]*): *((?:-?\d+(?:\.\d+)?%?(?:, *|(?![\w.])))+)", text):
+        values = [_number(number) for number in re.findall(r"[^\s,]+", numbers)]
+        if about_acceptance(name):
+            many = "position" in name.lower() or len(values) > 1
+            value = tuple(each for each, _ in values) if many else values[0][0]
+            said[f"log {name.strip()}"] = Said(value, max(tolerance for _, tolerance in values))
+    return said
+
+
+def _number(text: str) -> tuple[float, float]:
+    """Return a printed number, and half a unit of its last place."""
+    unit = 100.0 if text.endswith("%") else 1.0
+    digits = text.rstrip("%")
+    places = len(digits.partition(".")[2])
+    return float(digits) / unit, 0.5 * 10.0**-places / unit
 
 
 def declared_flags(files: Iterable[Path]) -> tuple[str, ...]:

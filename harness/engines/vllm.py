@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.engines.base import BadSign, EngineIdentity, Launch, server_spec
+from harness.engines.base import BadSign, EngineIdentity, Launch, LogFigures, server_spec
 from harness.engines.http import HttpEndpoint, prove
 from harness.engines.surface import WARM_UP_TOKENS, Surface, declared_flags
 from harness.errors import EvidenceError
-from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit, Witness
+from harness.measure.endpoint import Counters, Generation, Prompt, Said, TokenLogit, Witness
 from harness.servers.spec import Phase, ServerSpec
 
 __all__ = ["DISTRIBUTIONS", "VllmAdapter", "VllmEndpoint"]
@@ -46,7 +46,13 @@ _DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 _PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
+_GENERATED = "vllm:generation_tokens_total"
+"""vllm/v1/metrics/loggers.py (0.28.0 to 0.32.0)."""
+
 _METRICS_REMEDY = "do not pass --disable-log-stats; check that nothing filters /metrics"
+
+_LOG_FIGURES = LogFigures("SpecDecoding metrics:", every=None, seconds=11.0)
+"""vllm/v1/spec_decode/metrics.py; every VLLM_LOG_STATS_INTERVAL seconds, 10 (envs.py, 0.28.0 to 0.32.0)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +87,8 @@ class VllmAdapter:
             fatal=False,
         ),
     )
+
+    log_figures: LogFigures = _LOG_FIGURES
 
     def spec(self, identity: EngineIdentity, launch: Launch) -> ServerSpec:
         """Return the command line of `vllm.entrypoints.openai.api_server`.
@@ -206,6 +214,8 @@ class VllmEndpoint(HttpEndpoint):
             "ignore_eos": prompt.ignore_eos,
             "return_token_ids": True,
         }
+        if prompt.stop_token_ids:
+            body["stop_token_ids"] = list(prompt.stop_token_ids)
         if prompt.messages is not None:
             path = "/v1/chat/completions"
             body["messages"] = [{"role": role, "content": content} for role, content in prompt.messages]
@@ -270,6 +280,10 @@ class VllmEndpoint(HttpEndpoint):
     def witnesses(self) -> tuple[Witness, ...]:
         """Return none: every other figure of vLLM's is computed from the same counters."""
         return ()
+
+    def figures(self) -> dict[str, Said]:
+        """Return the speculation counters, and the counter of delivered tokens."""
+        return self._shown((_GENERATED,), remedy=_METRICS_REMEDY)
 
     def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:
         """Return the `top` highest logits after `prompt_token_ids`, highest first."""

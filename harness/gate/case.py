@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from harness.checkpoint.read import Checkpoint, read
 from harness.engines.base import Adapter, EngineIdentity, Launch
-from harness.engines.surface import Surface
+from harness.engines.surface import Surface, said_in
 from harness.errors import CheckpointError, EvidenceError, HarnessError, ServerError, UsageError
 from harness.gate import aux_hidden
 from harness.gate.startup import Started
-from harness.measure.endpoint import Counters, Endpoint, Generation, Prompt, TokenLogit, Witness
+from harness.measure.endpoint import Counters, Endpoint, Generation, Prompt, Said, TokenLogit, Witness
+from harness.metrics.measure import Log
 from harness.pairs.model import Pair
 from harness.probe import evidence as probe
 from harness.probe.facts import Evidence, Load
@@ -115,6 +117,10 @@ class _Watched:
     def witnesses(self) -> tuple[Witness, ...]:
         with self._request() as endpoint:
             return endpoint.witnesses()
+
+    def figures(self) -> Mapping[str, Said]:
+        with self._request() as endpoint:
+            return endpoint.figures()
 
     def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:
         with self._request() as endpoint:
@@ -285,6 +291,17 @@ class Case:
             both = connect()  # once: nothing is looked up again while requests are timed
             return _Watched(launch.label, launch.drafter is not None, lambda: both)
         return _Watched(launch.label, launch.drafter is not None, connect)
+
+    def spoken(self) -> Log:
+        """Return the log of the speculative server, where it tells of acceptance."""
+        where = self.adapter.log_figures
+
+        def lines() -> list[dict[str, Said]]:
+            text = self.server(speculative=True).log_path.read_text(encoding="utf-8", errors="replace")
+            found = (re.split(where.pattern, line, maxsplit=1) for line in text.splitlines())
+            return [said for parts in found if len(parts) > 1 and (said := said_in(parts[-1]))]
+
+        return Log(lines, where.every, where.seconds)
 
     def started(self, *, speculative: bool) -> Started:
         """Return the facts of that server's start-up."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Protocol
 
 from harness.errors import EvidenceError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "CounterReading",
     "Counters",
     "Counts",
     "Endpoint",
+    "Figure",
     "Generation",
     "Prompt",
+    "Said",
     "TokenLogit",
     "Witness",
     "check_prompts",
@@ -28,7 +31,7 @@ __all__ = [
 class Prompt:
     """One named prompt: exactly one of `token_ids`, `messages` ((role, content) pairs) and `text` is set.
 
-    With `ignore_eos` the engine must generate exactly `max_tokens` tokens.
+    With `ignore_eos` the engine must generate exactly `max_tokens` tokens. Any of `stop_token_ids` ends it too.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Prompt:
     messages: tuple[tuple[str, str], ...] | None = None
     text: str | None = None
     ignore_eos: bool = True
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         given = [form for form in ("token_ids", "messages", "text") if getattr(self, form)]
@@ -180,6 +184,30 @@ class Witness:
         return self.low <= self.says <= self.high
 
 
+Figure = float | tuple[float, ...]
+"""One number, or one for each draft position."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A figure as it was printed: with as many decimals, so within `tolerance`."""
+
+    value: Figure
+    tolerance: float = 0.0
+
+    def is_(self, value: Figure) -> bool:
+        """Whether it can be this value. What has more entries than the other has zeros there."""
+        if isinstance(self.value, float) and isinstance(value, (int, float)):
+            return abs(self.value - value) <= self.tolerance + 1e-6 * max(1.0, abs(value))
+        mine, other = (each if isinstance(each, tuple) else (each,) for each in (self.value, value))
+        if isinstance(self.value, tuple) is not isinstance(value, tuple):
+            return False
+        return all(
+            abs(a - b) <= self.tolerance + 1e-6 * max(1.0, abs(b))
+            for a, b in itertools.zip_longest(mine, other, fillvalue=0.0)
+        )
+
+
 class Endpoint(Protocol):
     """A running engine. Safe to call from several threads: an adapter keeps one HTTP session per thread."""
 
@@ -208,6 +236,13 @@ class Endpoint(Protocol):
         """Return the engine's other figures for all that this endpoint has counted; empty where it has none.
 
         Raises EvidenceError if a figure that this release has cannot be read.
+        """
+        ...
+
+    def figures(self) -> Mapping[str, Said]:
+        """Return every acceptance figure that the engine shows now, by place and name ("/metrics NAME").
+
+        Raises EvidenceError if a page cannot be read.
         """
         ...
 

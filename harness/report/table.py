@@ -9,7 +9,7 @@ from harness.verdict import Verdict, worst
 
 __all__ = ["SUITES", "UPGRADE", "answer", "print_table", "word"]
 
-SUITES = ("startup", "weights", "aux_hidden", "acceptance", "losslessness", "throughput")
+SUITES = ("startup", "weights", "aux_hidden", "acceptance", "metrics", "losslessness", "throughput")
 """In the order in which they are run and shown."""
 
 UPGRADE = "upgrade"

@@ -8,7 +8,18 @@ from typing import Any
 
 from harness.errors import EvidenceError
 from harness.report.table import UPGRADE
-from harness.upgrade import acceptance, config, coverage, environment, features, identity, outputs, surface, verdicts
+from harness.upgrade import (
+    acceptance,
+    config,
+    coverage,
+    environment,
+    features,
+    figures,
+    identity,
+    outputs,
+    surface,
+    verdicts,
+)
 from harness.upgrade.model import Compared, Context, lost
 from harness.upgrade.recorded import Side, at, need
 from harness.verdict import Finding, Judgement, Verdict
@@ -32,6 +43,7 @@ _TOPICS = (
     _Topic(acceptance.read, acceptance.judge),
     _Topic(outputs.read, outputs.judge),
     _Topic(surface.read, surface.judge),
+    _Topic(figures.read, figures.judge),
     _Topic(environment.read_packages, environment.judge_packages),
     _Topic(environment.read_startup, environment.judge_startup),
     _Topic(verdicts.read, verdicts.judge),

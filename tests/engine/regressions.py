@@ -59,14 +59,18 @@ def halved_acceptance(module):
 
 @regression("vllm.v1.engine.core")
 def slower_steps(module):
-    """A step takes 15 % longer."""
+    """A step takes 15 % longer, from the end of one to the end of the next."""
     import time
 
     def slowed(step):
+        ended = [0.0]
+
         def run(self):
-            began = time.perf_counter()
             done = step(self)
-            time.sleep(0.15 * (time.perf_counter() - began))
+            took = time.perf_counter() - ended[0]
+            if took < 2.0:  # longer is a pause between requests
+                time.sleep(0.15 * took)
+            ended[0] = time.perf_counter()
             return done
 
         return run
@@ -98,6 +102,24 @@ def renamed_metric(module):
         return counter(name.replace("num_accepted_tokens", "accepted_draft_tokens"), *args, **kwargs)
 
     module.SpecDecodingProm._counter_cls = staticmethod(renamed)
+
+
+@regression("vllm.v1.spec_decode.metrics")
+def changed_meaning(module):
+    """The token that the target adds in each step counts as accepted."""
+    log, counter = module.SpecDecodingLogging, module.SpecDecodingProm
+
+    def counting(observe):
+        def run(self, spec_decoding_stats, *args, **kwargs):
+            import dataclasses
+
+            accepted = spec_decoding_stats.num_accepted_tokens + spec_decoding_stats.num_drafts
+            changed = dataclasses.replace(spec_decoding_stats, num_accepted_tokens=accepted)
+            return observe(self, changed, *args, **kwargs)
+
+        return run
+
+    log.observe, counter.observe = counting(log.observe), counting(counter.observe)
 
 
 _PATCHER = """

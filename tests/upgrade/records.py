@@ -100,7 +100,7 @@ def record(folder: Path):
         drafter={"folder": "/d", "digest": "sha256:2", "bytes": 10},
         prompts={"count": 3, "digest": "sha256:3", "seed": 1},
         provenance=(),
-        not_asked={"throughput": "the pair promises no throughput_ratio"},
+        not_asked={"throughput": "the pair promises no throughput_ratio", "metrics": "always right"},
         evidence=EVIDENCE,
     )
     for test, made in suites.items():

@@ -7,7 +7,7 @@ import pytest
 
 from harness.upgrade.compare import compare, compare_records
 from harness.verdict import Verdict
-from tests.upgrade.records import case, judged, measured
+from tests.upgrade.records import FINDING, case, judged, measured
 
 SPEC = "small-vllm-v1-spec"
 
@@ -631,3 +631,66 @@ def test_a_red_comparison_does_not_turn_green_by_losing_a_suite_or_the_evidence(
     for path in places:
         assert compare(without(old, path), new).verdict is not Verdict.PASS, path
         assert compare(old, without(new, path)).verdict is not Verdict.PASS, path
+
+
+# --- what the engine's figures mean
+
+
+DRAFTS = "/metrics vllm:spec_decode_num_drafts_total"
+MEANINGS = {DRAFTS: ["total: verify steps"], "log Accepted": ["interval: accepted draft tokens"], "log Odd": []}
+
+
+@pytest.fixture
+def understood(sides):
+    """Two cases whose pair asks for the suite `metrics`."""
+    for of in sides:
+        del of["not_asked"]["metrics"]
+        of["judgements"].append(
+            {
+                "suite": "metrics",
+                "test": "test_metrics",
+                "verdict": "PASS",
+                "findings": [dict.fromkeys(FINDING, "") | {"code": "MET010", "verdict": "PASS"}],
+                "measurements": {"can_mean": copy.deepcopy(MEANINGS)},
+            }
+        )
+    return sides
+
+
+def test_figures_that_mean_the_same(understood):
+    judgement = compare(*understood)
+    assert judgement.verdict is Verdict.PASS, judgement.as_text()
+    assert [each.summary for each in judgement.findings if each.code == "UPG052"] == [
+        "2 acceptance figures mean the same"
+    ]
+
+
+def test_a_figure_that_means_something_else_is_named(understood):
+    measured(understood[1], "metrics")["can_mean"][DRAFTS] = ["total: draft tokens"]
+    found = red(compare(*understood), "UPG052")
+    assert DRAFTS in found.summary
+    assert "total: verify steps" in found.expected
+    assert "total: draft tokens" in found.actual
+    assert (found.verdict, changes(compare(*understood), "figures")[0][0]) == (Verdict.FAIL, "worse")
+
+
+def test_a_figure_that_may_still_mean_the_same_is_no_regression(understood):
+    measured(understood[1], "metrics")["can_mean"][DRAFTS] = ["request: verify steps", "total: verify steps"]
+    assert compare(*understood).verdict is Verdict.PASS
+
+
+def test_figures_that_only_one_side_has_are_listed(understood):
+    measured(understood[1], "metrics")["can_mean"]["log New"] = ["interval: accept length"]
+    assert changes(compare(*understood), "figures") == [("different", "log New")]
+
+
+def test_figures_that_only_one_side_looked_at_are_no_comparison(understood):
+    understood[0]["not_asked"]["metrics"] = "always right"
+    judgement = compare(*understood)
+    assert judgement.verdict is Verdict.INVALID
+    assert "what the engine's figures mean" in judgement.as_text()
+
+
+def test_no_figure_that_both_sides_understand_is_no_comparison(understood):
+    measured(understood[1], "metrics")["can_mean"] = {"log New": ["interval: accept length"]}
+    assert compare(*understood).verdict is Verdict.INVALID

@@ -1,0 +1,1 @@
+"""One promise each; see docs/suites.md."""
