@@ -129,7 +129,7 @@ def judge(run: MetricsRun, held_to: Contract, version: str) -> Judgement:
                 "MET013",
                 Verdict.PASS,
                 f"{len(more)} further figures of {run.label}, of which nothing is written",
-                actual="; ".join(f"{name}: {' or '.join(can_mean[name]) or 'not understood'}" for name in more),
+                actual="; ".join(f"{name}: {' or '.join(can_mean[name]) or _odd(run, name)}" for name in more),
                 n=len(run.requests),
                 source=source,
                 remedy=f"write down in {CONTRACT.name} what a dashboard may rest on",
@@ -249,6 +249,12 @@ def _figure(
         else "it is no figure of what happened, as far as known",
         remedy="do not compare it with older releases; change what reads it, and then contract.toml",
     )
+
+
+def _odd(run: MetricsRun, name: str) -> str:
+    """Return what can be said of a figure that is not understood."""
+    said = [each.value for each in run.readings.get(name, ()) if each is not None]
+    return f"always {_shown(said[0])}" if said and len(set(said)) == 1 else "not understood"
 
 
 def _truth(requests: tuple[Answered, ...], k: int) -> str:

@@ -3,6 +3,7 @@
 A meaning is a scope and a formula, written "scope: formula". Scopes:
 
 - request: of the request that was answered last;
+- setting: no count, but a number that stays what it is from the first request on;
 - total: a count that grows; what it has grown by since the first reading;
 - average: a ratio of everything since the first reading, brought up to date every so many verify steps;
 - interval: of the steps since the last update but one, which come every so many steps, or seconds.
@@ -78,14 +79,7 @@ def _meanings(k: int, requests: Sequence[Answered], said: Sequence[Said | None],
     after = said[1:]
     if sum(each is not None for each in after) < MIN_READINGS:
         return
-    for name, formula in _ALL.items():
-        one = [
-            (reading, _value(formula, whole(k, [request])))
-            for reading, request in zip(after, requests, strict=True)
-            if reading is not None
-        ]
-        if all(value is not None and reading.is_(value) for reading, value in one):
-            yield f"request: {name}"
+    yield from _at_once(k, requests, after)
     for name, formula in COUNTS.items():
         if _grows(said, [_value(formula, whole(k, requests[: i + 1])) for i in range(len(requests))]):
             yield f"total: {name}"
@@ -98,6 +92,21 @@ def _meanings(k: int, requests: Sequence[Answered], said: Sequence[Said | None],
             yield f"average: {name}"
         if _updates(windows, name, readings, interval=True):
             yield f"interval: {name}"
+
+
+def _at_once(k: int, requests: Sequence[Answered], after: Sequence[Said | None]) -> Iterator[str]:
+    """Yield the meanings that each reading has by itself."""
+    for name, setting in (("K", k), ("K + 1, the root among the draft tokens", k + 1)):
+        if all(reading is not None and reading.is_(setting) for reading in after):
+            yield f"setting: {name}"
+    for name, formula in _ALL.items():
+        one = [
+            (reading, _value(formula, whole(k, [request])))
+            for reading, request in zip(after, requests, strict=True)
+            if reading is not None
+        ]
+        if all(value is not None and reading.is_(value) for reading, value in one):
+            yield f"request: {name}"
 
 
 def _value(formula: Formula, stretch: Stretch) -> Figure | None:
@@ -164,8 +173,9 @@ def _explains(
 
 def of_steps(meaning: str) -> bool:
     """Whether a figure of this meaning tells how many steps there were, or what they accepted."""
+    scope, _, formula = meaning.partition(": ")
     others = {"delivered tokens", "delivered tokens without those of prefill", "requests"}
-    return meaning.partition(": ")[2] not in others
+    return scope != "setting" and formula not in others
 
 
 def lines_of(

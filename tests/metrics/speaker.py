@@ -25,6 +25,8 @@ HELD_TO = Contract(
         "/metrics accepted": Known("total: accepted draft tokens"),
         "/metrics per_position": Known("total: steps that accepted each position"),
         "/metrics generated": Known("total: delivered tokens", "it lacks what is accepted beyond an output's end"),
+        "/metrics steps": Known("setting: K"),
+        "/metrics draft_tokens": Known("setting: K + 1, the root among the draft tokens"),
         "/metrics gauge": Known("interval: accept length"),
         "/info average": Known("average: accept length"),
         "meta length": Known("request: delivered tokens per step, that of prefill included"),
@@ -83,6 +85,9 @@ class Speaker:
             "/metrics accepted": done.accepted,
             "/metrics per_position": tuple(map(float, done.per_position)),
             "/metrics generated": self.delivered,
+            "/metrics steps": float(K) if self.last else 0.0,
+            "/metrics draft_tokens": K + 1.0 if self.last else 0.0,
+            "/metrics idle": 0.0,
         }
         if latest:
             window = Stretch(K, tuple(self.steps[latest - self.every : latest]))
