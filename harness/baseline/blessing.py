@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from harness.errors import EvidenceError, UsageError
 from harness.files import write_atomically
 from harness.measure.sequential import ALPHA
 from harness.measure.statistics import Bounds
-from harness.report.record import SCHEMA
+from harness.report.record import read, record_path
 from harness.verdict import Verdict, some
 
 __all__ = ["Blessing", "Refusal", "bless", "read_run", "refusals_of_run", "write"]
@@ -90,16 +89,8 @@ def read_run(path: Path) -> tuple[str, dict[str, Any]]:
 
     Raises UsageError if there is none, it is of another schema, or a key is missing.
     """
-    file = path / "record.json" if path.is_dir() else path
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}", remedy="give the folder of a run, such as runs/ID") from error
-    except ValueError as error:
-        raise UsageError(f"{file}: is no run record: {error}", remedy="give what `draftgate run` wrote") from error
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        schema = record.get("schema") if isinstance(record, dict) else None
-        raise UsageError(f"{file}: is of schema {schema}, not {SCHEMA}", remedy="run the suites with this draftgate")
+    file = record_path(path)
+    record, _ = read(path)
     try:
         msgspec.convert(record, _Record)
     except msgspec.ValidationError as error:

@@ -24,10 +24,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from harness.errors import UsageError
-from harness.report.record import SCHEMA
+from harness.report.record import read as read_record
+from harness.report.record import record_path
 from harness.verdict import Verdict, worst
 
-__all__ = ["Case", "Figure", "Run", "Suite", "decode", "load", "read", "record_path"]
+__all__ = ["Case", "Figure", "Run", "Suite", "decode", "load", "read"]
 
 _ALPHA = 0.05
 """Error of each bound of a speed-up, as in judging (docs/judging.md)."""
@@ -194,37 +195,10 @@ class _Startup(msgspec.Struct, frozen=True):
     servers: dict[str, _Server]
 
 
-def record_path(run: Path) -> Path:
-    """Return the record of a run that is named by its folder or by the record itself."""
-    return run / "record.json" if run.is_dir() else run
-
-
-def load(path: Path) -> tuple[dict[str, Any], str]:
-    """Return a record as plain data, and the digest of its bytes.
-
-    Raises:
-        UsageError: no file, no JSON, no record, or one of another schema.
-
-    """
-    try:
-        data = path.read_bytes()
-        # JSON may hold half a surrogate pair, which can be neither printed nor stored. It becomes a question mark.
-        record = json.loads(json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace"))
-        schema = record["schema"]
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", remedy="name a run's folder, or its record.json") from error
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{path}: is no run record, or not all of one: {type(error).__name__}: {error}",
-            remedy="copy the run's folder again, or name another run",
-        ) from error
-    if schema != SCHEMA:
-        later = isinstance(schema, int) and schema > SCHEMA
-        raise UsageError(
-            f"{path}: is of schema {schema!r}, and this draftgate reads {SCHEMA}",
-            remedy=f"use the draftgate that wrote it ({record.get('draftgate')})" if later else "run the suites again",
-        )
-    return record, f"sha256:{hashlib.sha256(data).hexdigest()}"
+def load(run: Path) -> tuple[dict[str, Any], str]:
+    """Return a run's record as plain data, and the digest of its bytes. Raises UsageError as `record.read` does."""
+    record, text = read_record(run)
+    return record, f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def decode(path: Path, data: Any, shape: type[_Shape], where: str = "") -> _Shape:

@@ -20,8 +20,8 @@ import msgspec
 
 from harness.errors import UsageError
 from harness.files import write_atomically
-from harness.history.facts import decode, load, record_path
-from harness.report.record import RunFolder
+from harness.history.facts import decode, load
+from harness.report.record import RunFolder, record_path
 from harness.verdict import Verdict, worst
 
 __all__ = ["Merged", "merge"]

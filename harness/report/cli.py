@@ -35,9 +35,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace, trends: Trends) -> int:
     """Write the report. Raises UsageError where there is no record, or none of this version's, or no way to write."""
-    from harness.report.record import read  # noqa: PLC0415 -- keeps other commands quick
+    from harness.report.record import read, record_path  # noqa: PLC0415 -- keeps other commands quick
 
-    path = arguments.run / "record.json" if arguments.run.is_dir() else arguments.run
+    path = record_path(arguments.run)
     record, text = read(path)
     try:
         made = text if arguments.format == "json" else _render(record, arguments.format, path.resolve().parent, trends)

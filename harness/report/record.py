@@ -112,25 +112,37 @@ def exit_status(verdict: Verdict) -> int:
     return {Verdict.PASS: 0, Verdict.FAIL: 1}.get(verdict, 3)
 
 
-def read(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the record in a file, and its text as it stands there.
+def record_path(run: Path) -> Path:
+    """Return the record of a run that is named by its folder or by the record itself."""
+    return run / "record.json" if run.is_dir() else run
+
+
+def read(run: Path) -> tuple[dict[str, Any], str]:
+    """Return the record of a run, named by its folder or by the record itself, and its text as it stands there.
 
     Raises:
-        UsageError: there is no file, it is no record, or one of a later version.
+        UsageError: there is no file, it is no record, or one of another schema.
 
     """
+    path = record_path(run)
     try:
         text = path.read_text(encoding="utf-8")
-        record = json.loads(text)
+        # JSON may hold half a surrogate pair, which can be neither printed nor stored. It becomes a question mark.
+        record = json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace"))
         schema = record["schema"]
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}", remedy="give a run's folder or its record.json") from error
+        raise UsageError(f"{path}: {error.strerror}", remedy="give a run's folder, or its record.json") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
-            f"{path}: is no run record: {error!r}", remedy="give the record.json that `draftgate run` wrote"
+            f"{path}: is no run record, or not all of one: {type(error).__name__}: {error}",
+            remedy="give the folder of a run of `draftgate run`, or copy it again",
         ) from error
     if schema != SCHEMA:
-        raise UsageError(f"{path}: is of schema {schema!r}, not {SCHEMA}", remedy="use the draftgate that wrote it")
+        later = isinstance(schema, int) and schema > SCHEMA
+        raise UsageError(
+            f"{path}: is of schema {schema!r}, and this draftgate reads {SCHEMA}",
+            remedy=f"use the draftgate that wrote it ({record.get('draftgate')})" if later else "run the suites again",
+        )
     return record, text
 
 
@@ -157,6 +169,12 @@ class RunFolder:
         folder = self.path / "cases" / case_id
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def keep_lock(self, digest: str, lock: Path) -> None:
+        """Copy the lock of an engine's environment, whose sha256 is `digest`, to `locks/` in this folder."""
+        copy = self.path / "locks" / f"{digest[:12]}.txt"
+        copy.parent.mkdir(exist_ok=True)
+        write_atomically(copy, lock.read_text(encoding="utf-8"))
 
     def write_run(self, **facts: Any) -> None:
         """Add facts about the run as a whole."""

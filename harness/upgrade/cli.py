@@ -47,10 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _record(path: Path) -> dict[str, Any]:
     """Return a run's record. Raises UsageError for what is none, of another schema, or of a run that was cut short."""
-    from harness.report.record import read  # noqa: PLC0415 -- keeps other commands quick
+    from harness.report.record import read, record_path  # noqa: PLC0415 -- keeps other commands quick
 
-    file = path / "record.json" if path.is_dir() else path
-    record, _ = read(file)
+    file = record_path(path)
+    record, _ = read(path)
     try:
         cases, complete = record["cases"], record["complete"]
     except KeyError as error:

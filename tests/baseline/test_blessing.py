@@ -302,7 +302,7 @@ def test_a_former_file_that_cannot_be_read_is_not_overwritten(bless, stored, tmp
     ("content", "words"),
     [
         ("{", "no run record"),
-        ("[]", "schema None"),
+        ("[]", "no run record"),
         ('{"schema": 99}', "schema 99"),
         ('{"schema": 1, "draftgate": "0", "machine": {}}', "`not_selected`"),
     ],

@@ -1,5 +1,6 @@
 """The gate on the real vLLM: the same release twice is fine; one that has regressed is not, and it is said why."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -44,10 +45,12 @@ def red(result):
 
 
 @pytest.mark.parametrize("pair", ["small", "heavy"])
-def test_the_same_release_may_be_upgraded(gate, vllm_python, pair):
+def test_the_same_release_may_be_upgraded(gate, vllm_python, tmp_path, pair):
     result = gate(vllm_python, pair=pair)
     assert result.status == 0, result.output
     assert "may be upgraded" in result.output
+    [lock] = (tmp_path / "runs").glob("*/locks/*.txt")
+    assert hashlib.sha256(lock.read_bytes()).hexdigest() == result.record["cases"][0]["engine"]["lock"]
     tests = {item["test"] for item in result.record["cases"][0]["judgements"] if item["suite"] == "upgrade"}
     timed = {"test_upgrade_throughput"} if pair == "heavy" else set()
     assert tests == {"test_upgrade_record", "test_upgrade_acceptance"} | timed

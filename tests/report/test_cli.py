@@ -53,7 +53,7 @@ def test_github_appends_the_summary(run, monkeypatch):
         ("{", "no run record"),
         ("[]", "no run record"),
         ("{}", "no run record"),
-        ('{"schema": 2, "cases": []}', "schema 2, not 1"),
+        ('{"schema": 2, "cases": []}', "schema 2, and this draftgate reads 1"),
         ('{"schema": 1}', "has not the form"),
         ('{"schema": 1, "verdict": "GREEN", "cases": []}', "GREEN"),
         ('{"schema": 1, "verdict": "PASS", "cases": [7]}', "has not the form"),

@@ -188,3 +188,14 @@ def test_a_machine_that_does_not_tell_its_gpus_says_so(tmp_path, monkeypatch, sc
     made = record.machine()
     assert made["gpus"] is None
     assert made["driver"].startswith("unknown: ")
+
+
+def test_the_lock_of_an_environment_is_kept_by_its_digest(tmp_path):
+    lock = tmp_path / "draftgate-lock.txt"
+    lock.write_text("vllm==0.32.0 --hash=sha256:0\n")
+    run = record.RunFolder.create(tmp_path / "runs")
+    for _ in range(2):
+        run.keep_lock("0123456789abcdef", lock)
+    [kept] = (run.path / "locks").iterdir()
+    assert kept.name == "0123456789ab.txt"
+    assert kept.read_text() == lock.read_text()
