@@ -57,26 +57,22 @@ def halved_acceptance(module):
     module.GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids
 
 
-@regression("vllm.v1.engine.core")
+@regression("vllm.v1.worker.gpu_model_runner")
 def slower_steps(module):
-    """A step takes 15 % longer, from the end of one to the end of the next."""
+    """A step takes 15 % longer: both of its halves, the target's pass and what verifies and drafts."""
     import time
 
-    def slowed(step):
-        ended = [0.0]
-
-        def run(self):
-            done = step(self)
-            took = time.perf_counter() - ended[0]
-            if took < 2.0:  # longer is a pause between requests
-                time.sleep(0.15 * took)
-            ended[0] = time.perf_counter()
+    def slowed(half):
+        def run(self, *args, **kwargs):
+            began = time.perf_counter()
+            done = half(self, *args, **kwargs)
+            time.sleep(0.15 * (time.perf_counter() - began))
             return done
 
         return run
 
-    for name in ("step", "step_with_batch_queue"):
-        setattr(module.EngineCore, name, slowed(getattr(module.EngineCore, name)))
+    for name in ("execute_model", "sample_tokens"):
+        setattr(module.GPUModelRunner, name, slowed(getattr(module.GPUModelRunner, name)))
 
 
 @regression("vllm.model_executor.models.llama")

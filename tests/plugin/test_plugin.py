@@ -218,6 +218,17 @@ def test_throughput_is_not_asked_of_a_pair_that_promises_none(project):
     assert "1 deselected" in done.stdout
 
 
+@pytest.mark.parametrize(("pair", "asked"), [("small-wrong", True), ("small", False), ("smollm2-135m", False)])
+def test_figures_are_asked_of_canaries_that_are_wrong_at_times(project, pair, asked):
+    project.suite("metrics", 'give(judge, "PASS", "metrics")')
+    project.suite("weights", 'give(judge, "PASS", "weights")')
+    assert project.run(pairs=(pair,)).returncode == 0
+    record = project.record()
+    [case] = record["cases"]
+    assert {each["suite"] for each in case["judgements"]} == ({"weights", "metrics"} if asked else {"weights"})
+    assert ("metrics" in record["asked"][case["id"]]) is asked
+
+
 def test_selection_by_keyword_and_workers(project):
     for suite in ("startup", "weights", "acceptance"):
         note = "import os; open(case.id + '.pid', 'a').write(f'{os.getpid()}\\n')"
