@@ -570,7 +570,5 @@ def _undecided(run: ThroughputChange, concurrency: int, pairs: Sequence[Pair]) -
     needed = BLOCK * math.ceil(len(pairs) * (detectable / distance) ** 2 / BLOCK) if distance else math.inf
     if needed > 100 * len(pairs):
         return cause, "the loss is practically the tolerance itself: review the tolerance"
-    return (
-        cause,
-        f"plan a new run of about {max(needed, len(pairs) + BLOCK)} pairs, lengthen the rounds (throughput_tokens), or quieten the machine",
-    )
+    needed = max(needed, len(pairs) + BLOCK)
+    return cause, f"lengthen the rounds (throughput_tokens), plan about {needed} pairs, or quieten the machine"

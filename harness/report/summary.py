@@ -46,11 +46,13 @@ class Row:
     device: str
     verdict: Verdict
     cells: tuple[str, ...]
+    side: str = ""
+    """In a comparison of two releases: "old" or "new"."""
 
     @property
     def release(self) -> str:
-        """Engine and version."""
-        return f"{self.engine} {self.version}".strip()
+        """Engine and version, and in a comparison of two whose they are, for they may be the same."""
+        return f"{self.engine} {self.version}".strip() + (f" ({self.side})" if self.side else "")
 
     @property
     def name(self) -> str:
@@ -151,6 +153,7 @@ def _row(
         one_line(str(case.get("device") or ""), _NAME),
         worst([*verdicts, Verdict.INVALID] if case["id"] in missing else verdicts),
         tuple(word(case, suite, not_selected) for suite in suites),
+        one_line(str(case.get("side") or ""), _NAME),
     )
 
 

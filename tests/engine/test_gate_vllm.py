@@ -64,7 +64,7 @@ expect = { startup_s = 600, throughput_ratio = { "1" = 1.2 } }
 workload = { count = 4, length = 16, max_tokens = 32, throughput_count = 4, throughput_tokens = 64 }
 engine.vllm = { args = ["--max-model-len", "512"] }
 """
-"""`heavy`, whose speed is its own, in rounds four times as long: two processors differ by a tenth from second to second."""
+"""`heavy`, whose speed is its own, in rounds four times as long: shorter ones vary by a tenth on two processors."""
 
 NAMED = {
     "dropped_tensors": ("o_proj",),
