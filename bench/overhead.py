@@ -78,7 +78,8 @@ def account(record: Mapping[str, Any], wall_s: float | None = None) -> Account:
                 if seconds is None:
                     untimed.add(suite)
                 else:
-                    took = decoding[where] = seconds
+                    took = seconds
+                    decoding[where] = decoding.get(where, 0.0) + seconds
             own[suite] = own.get(suite, 0.0) + judgement["seconds"] - took
     if len(startup) != 2 * len(record["cases"]) or not startup:
         raise ValueError(
@@ -122,6 +123,20 @@ def _throughput(measured: Mapping[str, Any], where: str) -> float | None:
     )
 
 
+def _metrics(measured: Mapping[str, Any], where: str) -> float | None:
+    """One request at a time."""
+    return float(sum(_need(measured, "seconds", where)))
+
+
+def _upgrade(measured: Mapping[str, Any], where: str) -> float | None:
+    """Both releases' rounds, both releases' prompts, or nothing: what was recorded needs no request."""
+    if "new_rounds" in measured:
+        return sum(_throughput({"rounds": measured[side]}, where) or 0.0 for side in ("old_rounds", "new_rounds"))
+    return sum(
+        _acceptance(measured[side], where) or 0.0 for side in ("old", "new") if isinstance(measured.get(side), dict)
+    )
+
+
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
     """Return the length of the union of (begin, end) spans."""
     total, reached = 0.0, float("-inf")
@@ -131,7 +146,13 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-_DECODING = {"acceptance": _acceptance, "losslessness": _losslessness, "throughput": _throughput}
+_DECODING: dict[str, Callable[[Mapping[str, Any], str], float | None]] = {
+    "acceptance": _acceptance,
+    "losslessness": _losslessness,
+    "metrics": _metrics,
+    "throughput": _throughput,
+    "upgrade": _upgrade,
+}
 """How long a suite had requests in flight; suites that are not here send none."""
 
 

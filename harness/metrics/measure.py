@@ -40,13 +40,14 @@ class MetricsRun:
     """What was asked, what happened according to the oracle, and what the engine said.
 
     `readings` has one reading of each figure before the first request and one after each. `wrong` names the requests
-    whose output was not the oracle's. `counts` are the adapter's own, of all requests, or None with the reason.
+    whose output was not the oracle's. `seconds` is what each request took. `counts` are the adapter's own, of all requests, or None with the reason.
     """
 
     label: str
     k: int
     requests: tuple[Answered, ...]
     wrong: tuple[str, ...]
+    seconds: tuple[float, ...]
     readings: Mapping[str, tuple[Said | None, ...]]
     lines: tuple[Line, ...]
     every: int | None
@@ -60,6 +61,7 @@ class MetricsRun:
             "k": self.k,
             "requests": [dataclasses.asdict(each) for each in self.requests],
             "wrong": list(self.wrong),
+            "seconds": list(self.seconds),
             "readings": {
                 name: [None if each is None else each.value for each in said] for name, said in self.readings.items()
             },
@@ -83,7 +85,7 @@ def measure(
     seen = len(log.lines())
     said = [_settled(endpoint)]
     before = CounterReading.of(endpoint)
-    requests, wrong = [], []
+    requests, wrong, seconds = [], [], []
     for prompt, tokens, truth in asked:
         answer = endpoint.generate(prompt, tokens)
         ids = prompt.token_ids or ()
@@ -91,6 +93,7 @@ def measure(
         ended_early = prompt.stop_token_ids and answer.tokens == truth.delivered - 1
         if not (answer.tokens == truth.delivered or ended_early) or not _says(answer, oracle, ids):
             wrong.append(prompt.name)
+        seconds.append(answer.seconds)
         requests.append(dataclasses.replace(truth, delivered=answer.tokens))
         said.append(_settled(endpoint))
     counts, missing = counted_between(before, CounterReading.of(endpoint))
@@ -102,6 +105,7 @@ def measure(
         k,
         tuple(requests),
         tuple(wrong),
+        tuple(seconds),
         {name: tuple(each.get(name) for each in said) for name in names},
         tuple(log.lines()[seen:]),
         log.every,
