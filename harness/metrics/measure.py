@@ -40,7 +40,8 @@ class MetricsRun:
     """What was asked, what happened according to the oracle, and what the engine said.
 
     `readings` has one reading of each figure before the first request and one after each. `wrong` names the requests
-    whose output was not the oracle's. `seconds` is what each request took. `counts` are the adapter's own, of all requests, or None with the reason.
+    whose output was not the oracle's. `seconds` is what each request took. `counts` are the adapter's own, of all
+    requests, or None with the reason.
     """
 
     label: str
