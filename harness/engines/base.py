@@ -100,9 +100,8 @@ class Adapter(Protocol):
         """What must not stand in the log."""
         ...
 
-    @property
-    def log_figures(self) -> LogFigures:
-        """Where the log tells of acceptance."""
+    def log_figures(self, launch: Launch) -> LogFigures:
+        """Return where the log of such a launch tells of acceptance."""
         ...
 
     def spec(self, identity: EngineIdentity, launch: Launch) -> ServerSpec:

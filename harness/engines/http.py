@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import msgspec
@@ -14,7 +15,7 @@ import requests
 from harness.engines.surface import Metric, about_acceptance, metrics_of
 from harness.engines.transport import Reply, Transport
 from harness.errors import EvidenceError, ServerError
-from harness.measure.endpoint import CounterReading, Endpoint, Prompt, Said
+from harness.measure.endpoint import SEVERAL, CounterReading, Endpoint, Figure, Prompt, Said
 
 __all__ = ["Answer", "HttpEndpoint", "prove"]
 
@@ -25,6 +26,9 @@ SETTLE_S = 3.0
 """How long a page is given to catch up with an answer. Engines may answer before they count."""
 
 POLL_S = 0.05
+
+_MAX_POSITIONS = 256
+"""Draft positions that a page may number; more is nonsense."""
 
 _IDLE_S = 2.0
 """Age from which an idle connection is not trusted: uvicorn closes it after 5 seconds, maybe just as it is used."""
@@ -127,32 +131,25 @@ class HttpEndpoint:
     def _shown(self, also: Collection[str] = (), *, remedy: str) -> dict[str, Said]:
         """Return the figures of acceptance on `/metrics`, and the counters named in `also`.
 
-        Samples of one name are summed, as over ranks, but for the label `position`, which makes them one figure of
-        several numbers. Gauges of several ranks are not summed, and left out: none of them speaks for the engine. So
-        are histograms' buckets.
+        Samples of one name are one figure: summed over ranks if it counts, and a number for each `position`, if it has
+        that label. A gauge whose ranks differ is named so (`SEVERAL`), for none of them speaks for the engine. Buckets
+        of histograms are left out.
         """
         from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 -- 60 ms at import
 
-        found: dict[str, dict[str, list[float]]] = {}
+        counting: dict[str, bool] = {}
+        found: dict[str, list[tuple[str | None, float]]] = {}
         for family in text_string_to_metric_families(self._read("/metrics", remedy=remedy).text):
             for sample in family.samples:
-                if sample.name.endswith(("_bucket", "_created")) or not (
-                    about_acceptance(sample.name) or sample.name in also
-                ):
+                name = sample.name
+                if name.endswith(("_bucket", "_created")) or not (about_acceptance(name) or name in also):
                     continue
-                positions = found.setdefault(f"/metrics {sample.name}", {})
-                positions.setdefault(sample.labels.get("position", ""), []).append(sample.value)
-                if family.type == "gauge" and len(positions[sample.labels.get("position", "")]) > 1:
-                    positions["several"] = []
+                counting[name] = family.type in {"counter", "histogram", "summary"}
+                found.setdefault(name, []).append((sample.labels.get("position"), sample.value))
         said = {}
-        for name, positions in found.items():
-            if "several" in positions:
-                continue
-            if set(positions) == {""}:
-                said[name] = Said(sum(positions[""]))
-            elif all(position.isdigit() for position in positions):
-                ordered = sorted(positions, key=int)
-                said[name] = Said(tuple(sum(positions[position]) for position in ordered))
+        for name, samples in found.items():
+            suffix, figure = _figure(samples, counting=counting[name])
+            said[f"/metrics {name}{suffix}"] = Said(figure)
         return said
 
     def metrics(self, expected: Collection[str], *, remedy: str) -> dict[str, Metric]:
@@ -166,6 +163,27 @@ class HttpEndpoint:
             if found.keys() >= set(expected) or time.monotonic() > deadline:
                 return found
             time.sleep(POLL_S)
+
+
+def _figure(samples: Sequence[tuple[str | None, float]], *, counting: bool) -> tuple[str, Figure]:
+    """Return samples (position or None, value) of one name as a figure, and what its name must end with."""
+    values = tuple(value for _, value in samples)
+    if any(position is not None for position, _ in samples):
+        return "", _by_position(samples)
+    if counting:
+        return "", sum(values)
+    return ("", values[0]) if len(set(values)) == 1 else (SEVERAL, values)
+
+
+def _by_position(samples: Sequence[tuple[str | None, float]]) -> tuple[float, ...]:
+    """Return the samples' sums in the order of their positions, from 0; a position that is not there is nan."""
+    sums: dict[int, float] = {}
+    for position, value in samples:
+        number = int(position) if position is not None and position.isdecimal() else -1
+        sums[number] = sums.get(number, 0.0) + value
+    if min(sums) < 0 or max(sums) >= _MAX_POSITIONS:
+        return (math.nan,)
+    return tuple(sums.get(number, math.nan) for number in range(max(sums) + 1))
 
 
 class _Checked(Endpoint, Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
 import threading
@@ -23,7 +24,7 @@ from harness.engines.base import BadSign, EngineIdentity, Launch, LogFigures, se
 from harness.engines.http import POLL_S, HttpEndpoint, prove
 from harness.engines.surface import WARM_UP_TOKENS, Surface, about_acceptance
 from harness.errors import EnvironmentFault, EvidenceError, UsageError
-from harness.measure.endpoint import Counters, Generation, Prompt, Said, TokenLogit, Witness
+from harness.measure.endpoint import SEVERAL, Counters, Generation, Prompt, Said, TokenLogit, Witness
 from harness.servers.spec import Phase, ServerSpec
 
 __all__ = ["DISTRIBUTIONS", "SglangAdapter", "SglangEndpoint"]
@@ -95,10 +96,6 @@ def _table() -> tuple[_Names, ...]:
     return tuple(_Names(**row) for row in rows)
 
 
-_LOG_FIGURES = LogFigures("Decode batch", every=_LOG_INTERVAL)
-"""managers/scheduler_components/ (0.5.23): every `--decode-log-interval` decode steps."""
-
-
 @dataclasses.dataclass(frozen=True)
 class SglangAdapter:
     """SGLang through its HTTP server.
@@ -137,8 +134,6 @@ class SglangAdapter:
             fatal=False,
         ),
     )
-
-    log_figures: LogFigures = _LOG_FIGURES
 
     def spec(self, identity: EngineIdentity, launch: Launch) -> ServerSpec:
         """Return the command line of `sglang.launch_server`.
@@ -225,6 +220,12 @@ class SglangAdapter:
         endpoint.generate(Prompt("surface", token_ids=(1, 2, 3, 5)), WARM_UP_TOKENS)
         expected = (_VERIFY_CALLS, *_GAUGES) if endpoint.speculative else ()
         return Surface(endpoint.metrics(expected, remedy=_METRICS_REMEDY), endpoint.names())
+
+    def log_figures(self, launch: Launch) -> LogFigures:
+        """Return the lines of decode batches, one every `--decode-log-interval` (scheduler_components, 0.5.23)."""
+        words = [word for arg in launch.args for word in arg.split("=", 1)]
+        given = [value for name, value in itertools.pairwise(words) if name == "--decode-log-interval"]
+        return LogFigures("Decode batch", every=int(given[-1]) if given and given[-1].isdecimal() else _LOG_INTERVAL)
 
     def default_runner(self, device: str) -> str:
         """Return "sync" on a CPU, where there is no other, else "overlap"."""
@@ -405,17 +406,18 @@ class SglangEndpoint(HttpEndpoint):
     def figures(self) -> dict[str, Said]:
         """Return those of the last answer (`meta_info`), of the metrics page and of the server's information page.
 
-        The scheduler's own stand in `internal_states`, one entry a rank; where there are several, none is taken.
+        The scheduler's own stand in `internal_states`, one entry a rank; where there are several, they are named so.
         """
         said = self._shown((_GENERATED,), remedy=_METRICS_REMEDY)
         path = self._info()
         states = self._read(path, remedy=_INFO_REMEDY).json().get("internal_states") or []
         with self._lock:
-            pages = [("meta_info", {**self._last_meta}), *((path, state) for state in states if len(states) == 1)]
-        for place, page in pages:
+            pages: list[tuple[str, str, Mapping[str, Any]]] = [("meta_info", "", self._last_meta)]
+        pages += [(path, SEVERAL if len(states) > 1 else "", state) for state in states[:1]]
+        for place, suffix, page in pages:
             for name, value in page.items():
                 if about_acceptance(name) and (figure := _figure(value)) is not None:
-                    said[f"{place} {name}"] = figure
+                    said[f"{place} {name}{suffix}"] = figure
         return said
 
     def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:  # noqa: ARG002

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -51,9 +52,6 @@ _GENERATED = "vllm:generation_tokens_total"
 
 _METRICS_REMEDY = "do not pass --disable-log-stats; check that nothing filters /metrics"
 
-_LOG_FIGURES = LogFigures("SpecDecoding metrics:", every=None, seconds=11.0)
-"""vllm/v1/spec_decode/metrics.py; every VLLM_LOG_STATS_INTERVAL seconds, 10 (envs.py, 0.28.0 to 0.32.0)."""
-
 
 @dataclasses.dataclass(frozen=True)
 class VllmAdapter:
@@ -87,8 +85,6 @@ class VllmAdapter:
             fatal=False,
         ),
     )
-
-    log_figures: LogFigures = _LOG_FIGURES
 
     def spec(self, identity: EngineIdentity, launch: Launch) -> ServerSpec:
         """Return the command line of `vllm.entrypoints.openai.api_server`.
@@ -163,6 +159,15 @@ class VllmAdapter:
         package = identity.site_packages / "vllm"
         sources = [package / "engine" / "arg_utils.py", *sorted((package / "entrypoints").rglob("cli_args.py"))]
         return Surface(endpoint.metrics(expected, remedy=_METRICS_REMEDY), {"flags": declared_flags(sources)})
+
+    def log_figures(self, launch: Launch) -> LogFigures:
+        """Return the lines of speculation (v1/spec_decode/metrics.py), which come at an interval (envs.py, 0.32.0)."""
+        interval = {**os.environ, **dict(launch.env)}.get("VLLM_LOG_STATS_INTERVAL", "")
+        try:
+            seconds = float(interval)
+        except ValueError:
+            seconds = 10.0
+        return LogFigures("SpecDecoding metrics:", every=None, seconds=seconds + 1.0)
 
     def default_runner(self, device: str) -> str:
         """Return "v2" on a GPU and "v1" on a CPU, where V2 needs Triton's interpreter (vLLM 0.32.0)."""

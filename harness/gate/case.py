@@ -294,12 +294,12 @@ class Case:
 
     def spoken(self) -> Log:
         """Return the log of the speculative server, where it tells of acceptance."""
-        where = self.adapter.log_figures
+        where = self.adapter.log_figures(self._speculative_launch)
 
         def lines() -> list[dict[str, Said]]:
             text = self.server(speculative=True).log_path.read_text(encoding="utf-8", errors="replace")
             found = (re.split(where.pattern, line, maxsplit=1) for line in text.splitlines())
-            return [said for parts in found if len(parts) > 1 and (said := said_in(parts[-1]))]
+            return [said_in(parts[-1]) for parts in found if len(parts) > 1]
 
         return Log(lines, where.every, where.seconds)
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "SEVERAL",
     "CounterReading",
     "Counters",
     "Counts",
@@ -186,6 +187,10 @@ class Witness:
 
 Figure = float | tuple[float, ...]
 """One number, or one for each draft position."""
+
+
+SEVERAL = " (several ranks)"
+"""What the name of a figure ends with that is there once for each rank, with different values: they are one tuple."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from harness.measure.endpoint import Counts
-from harness.metrics.meaning import LOGGED, MIN_READINGS, lines_of, meanings, of_steps
+from harness.measure.endpoint import SEVERAL, Counts, Said
+from harness.metrics.meaning import LOGGED, lines_of, meanings, of_steps
 from harness.metrics.measure import MetricsRun
 from harness.metrics.truth import Answered, whole
 from harness.verdict import Finding, Judgement, Verdict
@@ -42,7 +43,11 @@ class Contract:
 
     def covers(self, version: str) -> bool:
         """Whether the figures were looked at in this release, or in ones before and after it."""
-        return Version(self.first) <= Version(version) <= Version(self.last)
+        try:
+            public = Version(Version(version).public)  # a local build of a release is that release
+        except InvalidVersion:
+            return False
+        return Version(self.first) <= public <= Version(self.last)
 
 
 @functools.cache
@@ -92,7 +97,6 @@ def judge(run: MetricsRun, held_to: Contract, version: str) -> Judgement:
         {name: each.meaning for name, each in held_to.figures.items() if name.startswith(LOGGED)},
         every=run.every,
     )
-    measurements["can_mean"] = {name: list(each) for name, each in sorted(can_mean.items())}
     wrong = [
         (name, each)
         for name, known in held_to.figures.items()
@@ -100,14 +104,19 @@ def judge(run: MetricsRun, held_to: Contract, version: str) -> Judgement:
     ]
     red = {name for name, _ in wrong}
     held = [name for name in held_to.figures if name not in red]
-    if (disagree := _acceptance(run)) and not any(of_steps(held_to.figures[name].meaning) for name in held):
-        # Not one figure is of what should have happened: it is acceptance that is another.
+    disagree = _acceptance(run)
+    vouching = [name for name in held if not name.startswith(LOGGED) and of_steps(held_to.figures[name].meaning)]
+    if disagree and not vouching:
+        # Not one figure is of what should have been accepted: it is acceptance that is another.
         return Judgement(SUITE, (disagree,), measurements)
+    measurements["can_mean"] = {name: list(each) for name, each in sorted(can_mean.items())}
     source = f"{len(run.requests)} requests of a canary, whose verify steps are known; {CONTRACT.name} "
     source += f"{held_to.engine} {held_to.first} to {held_to.last}"
     if not held_to.covers(version):
         source += f", the nearest to {version}, of which nothing is written"
     findings = [finding for _, finding in wrong]
+    if disagree and all(name.startswith(LOGGED) for name in red):
+        findings.append(disagree)  # figures agree with what happened, and what is read for the suites does not
     if held:
         findings.append(
             Finding(
@@ -151,6 +160,22 @@ def _unknown_truth(run: MetricsRun) -> Iterator[Finding]:
             cause="the target or the verification is wrong, or the engine ends outputs elsewhere",
             remedy="run the losslessness and acceptance suites",
         )
+    places = {name.split(" ", 1)[0] for name in run.readings}
+    for place in sorted(places):
+        readings = [said[1:] for name, said in run.readings.items() if name.startswith(f"{place} ")]
+        empty = [number for number, each in enumerate(zip(*readings, strict=True), start=1) if not any(each)]
+        if 0 < len(empty) < len(run.requests):
+            yield Finding(
+                "MET002",
+                Verdict.INVALID,
+                f"{place} of {run.label} showed no acceptance figure at {len(empty)} of {len(run.requests)} readings",
+                expected="the same figures after each request",
+                actual=f"none after request {', '.join(map(str, empty))}",
+                n=len(run.requests),
+                source=run.label,
+                cause="a page that was cut or came from another process, or answers without their figures",
+                remedy="run the suite again; if it stays, read the page by hand while the server works",
+            )
     if not run.readings and not run.lines:
         yield Finding(
             "MET002",
@@ -189,59 +214,17 @@ def _figure(
 ) -> Finding | None:
     """Return what is wrong with a figure, None if nothing is."""
     where = f"{held_to.engine} {held_to.first} to {held_to.last}"
-    if name.startswith(LOGGED):
-        said = [line[name].value for line in run.lines if name in line]
-        enough = bool(said)
-        seen = bool(run.lines)
-    else:
-        said = [each.value for each in run.readings.get(name, ())[1:] if each is not None]
-        enough = len(said) >= MIN_READINGS
-        seen = True
-    if not seen:
-        return Finding(
-            "MET014",
-            Verdict.INCONCLUSIVE,
-            f"{name}: the log said nothing of acceptance meanwhile",
-            expected=known.meaning,
-            actual="no line",
-            n=0,
-            source=where,
-            cause="the log is written less often, or its words have changed",
-            remedy="look at the server's log; extend log_figures of the adapter for this release",
-        )
-    if not said:
-        return Finding(
-            "MET012",
-            Verdict.FAIL,
-            f"{name} is not there any more",
-            expected=f"{known.meaning}, as in {where}",
-            actual=f"not among the {len(run.readings) + len({n for line in run.lines for n in line})} figures shown: "
-            + ", ".join(sorted({*run.readings, *(n for line in run.lines for n in line)})),
-            n=len(run.requests),
-            source=where,
-            cause="the release renamed or dropped it; dashboards and alerts that read it see nothing",
-            remedy="find its successor among the figures shown, and change what reads it",
-        )
+    if (absent := _absent(run, name, known, where)) is not None:
+        return absent
     if can_mean and known.meaning in can_mean:
         return None
-    if not enough:
-        return Finding(
-            "MET014",
-            Verdict.INCONCLUSIVE,
-            f"{name} was seen too seldom to be understood",
-            expected=f"{known.meaning}, in {MIN_READINGS} readings or more",
-            actual=f"{len(said)} readings",
-            n=len(said),
-            source=where,
-            remedy="give the pair more prompts or tokens",
-        )
+    said = [_shown(each.value) for each in _said(run, name) if each is not None]
     return Finding(
         "MET011",
         Verdict.FAIL,
         f"{name} does not mean what it meant",
         expected=f"{known.meaning}, as in {where}",
-        actual=f"said {', '.join(_shown(value) for value in said[:8])}{' ...' if len(said) > 8 else ''}; "
-        f"{_truth(run.requests, run.k)}",
+        actual=f"said {', '.join(said[:8])}{' ...' if len(said) > 8 else ''}; {_truth(run.requests, run.k)}",
         n=len(said),
         source=where,
         cause=f"it now means {' or '.join(can_mean)}"
@@ -249,6 +232,72 @@ def _figure(
         else "it is no figure of what happened, as far as known",
         remedy="do not compare it with older releases; change what reads it, and then contract.toml",
     )
+
+
+def _said(run: MetricsRun, name: str) -> list[Said | None]:
+    """Return what a figure said after each request, or in each line of the log."""
+    if name.startswith(LOGGED):
+        return [line.get(name) for line in run.lines]
+    return list(run.readings.get(name, ())[1:])
+
+
+def _absent(run: MetricsRun, name: str, known: Known, where: str) -> Finding | None:
+    """Return how a figure is not there, None if it is."""
+    expected = f"{known.meaning}, as in {where}"
+    if name.startswith(LOGGED) and not run.lines:
+        return Finding(
+            "MET014",
+            Verdict.INCONCLUSIVE,
+            f"{name}: the log said nothing of acceptance meanwhile",
+            expected=expected,
+            actual="no line",
+            n=0,
+            source=where,
+            cause="the log is written less often, or its words have changed",
+            remedy="look at the server's log; extend log_figures of the adapter for this release",
+        )
+    if several := [each for each in run.readings.get(f"{name}{SEVERAL}", ()) if each is not None]:
+        return Finding(
+            "MET014",
+            Verdict.INCONCLUSIVE,
+            f"{name} is there once for each rank, and they differ",
+            expected=expected,
+            actual=_shown(several[-1].value),
+            n=len(several),
+            source=where,
+            cause="a gauge of one rank does not speak for the engine",
+            remedy="judge figures on a single rank; a dashboard must choose a rank, or say that it averages",
+        )
+    said = _said(run, name)
+    if not any(said):
+        there = sorted({*run.readings, *(each for line in run.lines for each in line)})
+        return Finding(
+            "MET012",
+            Verdict.FAIL,
+            f"{name} is not there any more",
+            expected=expected,
+            actual=f"not among the {len(there)} figures shown: {', '.join(there)}",
+            n=len(said),
+            source=where,
+            cause="the release renamed or dropped it; dashboards and alerts that read it see nothing",
+            remedy="find its successor among the figures shown, and change what reads it",
+        )
+    if known.meaning.startswith(("average", "interval")):
+        # It may be that the first update is still to come.
+        said = list(itertools.dropwhile(lambda each: each is None, said))
+    if lacking := said.count(None):
+        return Finding(
+            "MET012",
+            Verdict.FAIL,
+            f"{name} is missing in {lacking} of {len(said)} readings",
+            expected=expected,
+            actual=f"there in {len(said) - lacking}",
+            n=len(said),
+            source=where,
+            cause="the release leaves it out at times, such as from answers that a stop token ends",
+            remedy="do not rest on it; read the totals",
+        )
+    return None
 
 
 def _odd(run: MetricsRun, name: str) -> str:

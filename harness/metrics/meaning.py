@@ -6,6 +6,7 @@ A meaning is a scope and a formula, written "scope: formula". Scopes:
 - setting: no count, but a number that stays what it is from the first request on;
 - total: a count that grows; what it has grown by since the first reading;
 - average: a ratio of everything since the first reading, brought up to date every so many verify steps;
+- step: of the latest verify step;
 - interval: of the steps since the last update but one, which come every so many steps, or seconds.
 """
 
@@ -88,10 +89,7 @@ def _meanings(k: int, requests: Sequence[Answered], said: Sequence[Said | None],
     for name, formula in _ALL.items():
         if formula.whole:
             continue
-        if name in RATIOS and _updates(windows, name, readings, interval=False):
-            yield f"average: {name}"
-        if _updates(windows, name, readings, interval=True):
-            yield f"interval: {name}"
+        yield from _updated(windows, name, readings)
 
 
 def _at_once(k: int, requests: Sequence[Answered], after: Sequence[Said | None]) -> Iterator[str]:
@@ -101,11 +99,9 @@ def _at_once(k: int, requests: Sequence[Answered], after: Sequence[Said | None])
             yield f"setting: {name}"
     for name, formula in _ALL.items():
         one = [
-            (reading, _value(formula, whole(k, [request])))
-            for reading, request in zip(after, requests, strict=True)
-            if reading is not None
+            (reading, _value(formula, whole(k, [request]))) for reading, request in zip(after, requests, strict=True)
         ]
-        if all(value is not None and reading.is_(value) for reading, value in one):
+        if all(reading is not None and value is not None and reading.is_(value) for reading, value in one):
             yield f"request: {name}"
 
 
@@ -136,16 +132,14 @@ def _grows(said: Sequence[Said | None], totals: Sequence[Figure | None]) -> bool
     return True
 
 
-def _updates(windows: _Windows, name: str, readings: Sequence[tuple[int, Said | None]], *, interval: bool) -> bool:
-    """Whether a figure was brought up to date every so many steps, for some number and some beginning.
-
-    `readings` are after so many steps each.
-    """
-    return any(
-        _explains(windows, name, readings, every, phase, interval=interval)
-        for every in windows.intervals
-        for phase in range(every)
-    )
+def _updated(windows: _Windows, name: str, readings: Sequence[tuple[int, Said | None]]) -> Iterator[str]:
+    """Yield the meanings of a figure that is brought up to date every so many steps; `readings` are after so many."""
+    for every in sorted(windows.intervals):
+        for scope, interval in (("average", False), ("step" if every == 1 else "interval", True)):
+            if (interval or name in RATIOS) and any(
+                _explains(windows, name, readings, every, phase, interval=interval) for phase in range(every)
+            ):
+                yield f"{scope}: {name}"
 
 
 def _explains(
@@ -172,10 +166,9 @@ def _explains(
 
 
 def of_steps(meaning: str) -> bool:
-    """Whether a figure of this meaning tells how many steps there were, or what they accepted."""
-    scope, _, formula = meaning.partition(": ")
-    others = {"delivered tokens", "delivered tokens without those of prefill", "requests"}
-    return scope != "setting" and formula not in others
+    """Whether a figure of this meaning tells what the steps accepted."""
+    formula = meaning.partition(": ")[2]
+    return "accept" in formula and "delivered" not in formula
 
 
 def lines_of(
@@ -190,8 +183,7 @@ def lines_of(
 
     A line is of the steps since the one before it: `every` so many, of which the first line's may have been before the
     first request, or any number (None), and the first line's since the first request. The lines are cut so that as many
-    figures as can be have their `expected` meaning. A line may still be to come for the steps at the end, but for fewer
-    than half of all.
+    figures as can be have their `expected` meaning. Together they are of all steps, but for fewer than `every`.
     """
     steps = tuple(step for request in requests for step in request.steps)
     names = sorted({name for line in lines for name in line})
@@ -203,21 +195,21 @@ def lines_of(
             cuts = [(lines, (0, *cut)) for cut in _cuts(k, steps, lines, fitting)]
         else:
             cuts = [
-                (lines[1:], cut)
-                for cut in _even_cuts(len(steps), every, len(lines))
-                if all(_fits(k, steps, lines[1:], cut, name, formula) for name, formula in fitting.items())
+                (told, cut)
+                for told, cut in _even_cuts(len(steps), every, lines)
+                if all(_fits(k, steps, told, cut, name, formula) for name, formula in fitting.items())
             ]
         if cuts:
             return {name: tuple(dict.fromkeys(_over(k, steps, cuts, name))) for name in names}
     return dict.fromkeys(names, ())
 
 
-def _even_cuts(steps: int, every: int, lines: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ways in which so many lines can be of `every` steps each, from the end of the first line."""
+def _even_cuts(steps: int, every: int, lines: Sequence[Line]) -> Iterator[tuple[Sequence[Line], tuple[int, ...]]]:
+    """Yield the ways in which lines can be of `every` steps each; a first one that began before them is left out."""
     for phase in range(1, every + 1):
-        cut = tuple(range(phase, steps + 1, every))
-        if len(cut) == lines and lines > 1 and cut[-1] - cut[0] >= steps / 2:
-            yield cut
+        ends = tuple(range(phase, steps + 1, every))
+        if len(ends) == len(lines) and len(lines) > 1:
+            yield (lines, (0, *ends)) if phase == every else (lines[1:], ends)
 
 
 def _over(
@@ -258,7 +250,7 @@ def _cuts(
     def walk(number: int, first: int) -> tuple[tuple[int, ...], ...]:
         """Return ways to go on from there."""
         if number == len(lines):
-            return ((),) if 2 * first >= len(steps) else ()
+            return ((),) if first == len(steps) else ()
         ways = ((last, *rest) for last in reversed(ends(number, first)) for rest in walk(number + 1, last))
         return tuple(itertools.islice(ways, _WAYS))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def measure(
     if log.every is None:
         _quiet(log)
     seen = len(log.lines())
-    said = [_settled(endpoint)]
+    logged, said = seen, [_settled(endpoint, [])]
     before = CounterReading.of(endpoint)
     requests, wrong, seconds = [], [], []
     for prompt, tokens, truth in asked:
@@ -96,10 +97,11 @@ def measure(
             wrong.append(prompt.name)
         seconds.append(answer.seconds)
         requests.append(dataclasses.replace(truth, delivered=answer.tokens))
-        said.append(_settled(endpoint))
+        logged = len(log.lines())
+        said.append(_settled(endpoint, said))
     counts, missing = counted_between(before, CounterReading.of(endpoint))
     if log.every is None:
-        _quiet(log)
+        _line_after(log, logged)
     names = sorted({name for each in said for name in each})
     return MetricsRun(
         endpoint.label,
@@ -132,14 +134,14 @@ def _asked(prompts: Sequence[Prompt], oracle: Oracle, k: int, max_tokens: int) -
 
 
 def _stop(prompt: Prompt, oracle: Oracle, k: int, max_tokens: int) -> tuple[Prompt, int, Answered] | None:
-    """Return the prompt with a token that ends its output within a step, two or more accepted tokens before its end."""
+    """Return the prompt with a token that ends its output within a step, before the last that it accepts (K > 1)."""
     ids = prompt.token_ids or ()
     output = oracle.continuation(ids, max_tokens)
     steps = oracle.steps(ids, max_tokens, k)
     at = 1  # the place of the step's first token in the output
     for number, accepted in enumerate(steps):
         first = output[at] if at < len(output) else None
-        if number and accepted >= 2 and first is not None and first not in output[:at]:
+        if number and accepted >= min(2, k) and first is not None and first not in output[:at]:
             stopped = dataclasses.replace(
                 prompt, name=f"{prompt.name}-stopped", stop_token_ids=(first,), ignore_eos=False
             )
@@ -152,14 +154,27 @@ def _says(answer: Generation, oracle: Oracle, prompt_ids: Sequence[int]) -> bool
     return list(answer.token_ids) == oracle.continuation(prompt_ids, answer.tokens)
 
 
-def _settled(endpoint: Endpoint) -> Mapping[str, Said]:
-    """Return the figures when two readings of them are alike, or the last after `SETTLE_S` seconds."""
-    deadline = time.monotonic() + SETTLE_S
+def _settled(endpoint: Endpoint, earlier: Sequence[Mapping[str, Said]]) -> Mapping[str, Said]:
+    """Return the figures when they have caught up with the latest answer, or the last ones after `SETTLE_S` seconds.
+
+    They have when two readings are alike, no figure of the latest of the `earlier` ones is lacking, and each that has
+    changed with every request so far has changed again. Which those are is not known yet after the first request: that
+    takes a third of the time at least.
+    """
+    began = time.monotonic()
+    soonest, deadline = began + (SETTLE_S / 3 if len(earlier) == 1 else 0.0), began + SETTLE_S
+    pairs = list(itertools.pairwise(earlier))
+    moving = {
+        name for name in (earlier[-1] if pairs else {}) if all(now.get(name) != then.get(name) for then, now in pairs)
+    }
     said = endpoint.figures()
     while time.monotonic() < deadline:
         time.sleep(_POLL_S)
         again = endpoint.figures()
-        if again == said:
+        behind = bool(earlier) and (
+            not earlier[-1].keys() <= again.keys() or any(again[name] == earlier[-1][name] for name in moving)
+        )
+        if again == said and not behind and time.monotonic() >= soonest:
             break
         said = again
     return said
@@ -168,3 +183,10 @@ def _settled(endpoint: Endpoint) -> Mapping[str, Said]:
 def _quiet(log: Log) -> None:
     """Wait until the log has nothing more to say of what was before."""
     time.sleep(log.seconds)
+
+
+def _line_after(log: Log, lines: int) -> None:
+    """Wait for the line that comes after so many, of what was since the last of them; it may be late."""
+    deadline = time.monotonic() + 3 * log.seconds
+    while len(log.lines()) == lines and time.monotonic() < deadline:
+        time.sleep(_POLL_S)

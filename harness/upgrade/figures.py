@@ -11,7 +11,7 @@ from harness.verdict import Finding, Verdict
 __all__ = ["judge", "read"]
 
 Facts = Mapping[str, frozenset[str]] | None
-"""The meanings that each figure can have, by the figure's name; None if the pair does not ask for them."""
+"""The meanings that each figure can have, none if it is not understood; None if the pair does not ask for them."""
 
 
 def read(side: Side) -> Facts:
@@ -19,44 +19,46 @@ def read(side: Side) -> Facts:
     if "metrics" in at(side.case, "not_asked"):
         return None
     can_mean = need(measured(side, "metrics"), "can_mean", dict)
-    return {name: frozenset(need(can_mean, name, list)) for name in can_mean if can_mean[name] != []}
+    return {name: frozenset(at(can_mean, name)) for name in can_mean}
 
 
 def judge(old: Facts, new: Facts, context: Context) -> Compared:
-    """Judge the figures that are understood on both sides; what only one side has or understands is listed.
+    """Judge the figures that are understood of the old version; what only the new one has is listed.
 
-    Codes: UPG052 a figure that cannot mean the same on both sides; UPG002 if only one side was asked.
+    Codes: UPG052 a figure that cannot mean the same on both sides, or is gone; UPG002 if only one side was asked.
     """
     if old is None or new is None:
         sides = [side for side, facts in (("old", old), ("new", new)) if facts is None]
         return Compared(
             tuple(lost(side, "what the engine's figures mean") for side in sides) if len(sides) == 1 else ()
         )
-    both = sorted(old.keys() & new.keys())
-    red = [name for name in both if not old[name] & new[name]]
+    understood = sorted(name for name in old if old[name])
+    red = [name for name in understood if not old[name] & new.get(name, frozenset())]
+    fresh = sorted(name for name in new if new[name] and not old.get(name))
     changes = [
-        Change("figures", Kind.WORSE, name, " or ".join(sorted(old[name])), " or ".join(sorted(new[name])))
-        for name in red
+        Change("figures", kind, name, _words(old, name), _words(new, name))
+        for kind, names in ((Kind.WORSE, red), (Kind.DIFFERENT, fresh))
+        for name in names
     ]
-    for name in sorted(old.keys() ^ new.keys()):
-        was, now = (" or ".join(sorted(facts[name])) if name in facts else "not there, or not understood"
-                    for facts in (old, new))  # fmt: skip
-        changes.append(Change("figures", Kind.DIFFERENT, name, was, now))
     source = "the suite metrics: figures against the canary's own verify steps"
-    if not both:
-        return Compared((lost("new", "an acceptance figure that is understood on both sides"),), tuple(changes))
+    if not understood:
+        return Compared((lost("old", "an acceptance figure that is understood"),), tuple(changes))
     if not red:
-        text = f"{len(both)} acceptance figures mean the same"
-        return Compared((Finding("UPG052", Verdict.PASS, text, n=len(both), source=source),), tuple(changes))
+        text = f"{len(understood)} acceptance figures mean the same"
+        return Compared((Finding("UPG052", Verdict.PASS, text, n=len(understood), source=source),), tuple(changes))
     finding = Finding(
         "UPG052",
         Verdict.FAIL,
-        f"{len(red)} acceptance figures mean something else: {shown(red)}",
-        expected=shown([f"{name}: {' or '.join(sorted(old[name]))}" for name in red]),
-        actual=shown([f"{name}: {' or '.join(sorted(new[name]))}" for name in red]),
-        n=len(both),
+        f"{len(red)} acceptance figures mean something else, or nothing: {shown(red)}",
+        expected=shown([f"{name}: {_words(old, name)}" for name in red]),
+        actual=shown([f"{name}: {_words(new, name)}" for name in red]),
+        n=len(understood),
         source=source,
         cause=context.cause(f"{context.engine} {context.new_version} counts otherwise"),
         remedy="change the dashboards and alerts that read them; do not compare their values across the upgrade",
     )
     return Compared((finding,), tuple(changes))
+
+
+def _words(facts: Mapping[str, frozenset[str]], name: str) -> str:
+    return " or ".join(sorted(facts[name])) or "not understood" if name in facts else "not there"

@@ -120,8 +120,7 @@ class ByTime(Speaker):
     """Its log has a line for what was counted since the last one, of any number of steps."""
 
     def lines(self):
-        marks = [0, 7, 31, 33, 90, len(self.steps)]
-        ends = [end for end in marks if end <= len(self.steps)]
+        ends = sorted({min(end, len(self.steps)) for end in (0, 7, 31, 33, 90, len(self.steps))})
         return [self.line(Stretch(K, tuple(self.steps[a:b]))) for a, b in itertools.pairwise(ends) if b > a]
 
     def line(self, window):

@@ -26,6 +26,6 @@ def test_what_is_written_of_each_figure_is_documented_and_is_a_meaning():
     for figure in rows:
         assert f"| `{figure['name']}` | {figure['meaning']} | {figure.get('beware', '')} |" in document
         scope, formula = figure["meaning"].split(": ", 1)
-        assert scope in {"setting", "request", "total", "average", "interval"}
+        assert scope in {"setting", "request", "total", "average", "step", "interval"}
         assert scope == "setting" or formula in {**COUNTS, **RATIOS}
-    assert document.count("\n| `") - len(rows) == 5, "a row a figure, and one a scope"
+    assert document.count("\n| `") - len(rows) == 6, "a row a figure, and one a scope"

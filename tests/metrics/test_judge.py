@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from harness.errors import UsageError
-from harness.measure.endpoint import Said
+from harness.errors import EvidenceError, UsageError
+from harness.measure.endpoint import SEVERAL, Said
 from harness.metrics import measure as measuring
 from harness.metrics.judge import contract, judge
 from harness.metrics.measure import measure
@@ -17,6 +17,7 @@ from tests.metrics.speaker import BY_TIME, HELD_TO, ORACLE, TOKENS, ByTime, K, M
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
     monkeypatch.setattr(measuring, "_POLL_S", 0.0)
+    monkeypatch.setattr(measuring, "SETTLE_S", 0.01)
 
 
 def judged(speaker, held_to=HELD_TO, version="1.1"):
@@ -384,3 +385,168 @@ def test_there_is_something_written_for_each_engine(engine, version):
 
 def test_nothing_is_written_for_an_engine_that_nobody_knows():
     assert contract("other", "1.0") is None
+
+
+# --- what a review of this suite found
+
+
+class Capped(Speaker):
+    """Its last step accepts nothing beyond the end of an output, so nothing is as the arithmetic has it."""
+
+    def truth(self, prompt, tokens):
+        *steps, last = ORACLE.steps(prompt.token_ids, tokens, K)
+        return (*steps, min(last, tokens - 1 - len(steps) - sum(steps)))
+
+
+class CappedByTime(Capped, ByTime):
+    pass
+
+
+class DeadByTime(Dead, ByTime):
+    pass
+
+
+class HalvedByTime(Halved, ByTime):
+    pass
+
+
+@pytest.mark.parametrize("speaker", [Capped, CappedByTime, DeadByTime, HalvedByTime])
+def test_wrong_acceptance_is_not_blamed_on_figures_whatever_fits_by_luck(speaker):
+    judgement = judged(speaker(), BY_TIME if issubclass(speaker, ByTime) else HELD_TO)
+    assert [each.code for each in judgement.findings] == ["MET003"]
+    assert "can_mean" not in judgement.measurements
+
+
+class Leaves(Speaker):
+    """Answers lack their figures where `out` says so."""
+
+    def __init__(self, out):
+        super().__init__()
+        self.out = out
+
+    def distort(self, said, last, done):
+        if not self.out(self):
+            return said
+        return {name: value for name, value in said.items() if name not in {"meta length", "meta rate"}}
+
+
+@pytest.mark.parametrize("out", [lambda it: it.requests > 3, lambda it: it.requests > 8, lambda it: it.requests == 5])
+def test_figures_that_some_answers_lack_fail(out):
+    judgement = judged(Leaves(out))
+    assert red(judgement) == {("MET012", Verdict.FAIL)}
+    assert "meta length is missing in" in judgement.as_text()
+
+
+def test_a_gauge_of_the_latest_step_alone_fails():
+    finding = only(judged(Distorted("/metrics gauge", lambda value, last, done: 1.0 + done.steps[-1])))
+    assert "step: accept length" in finding.cause.removeprefix("it now means ").split(" or ")
+
+
+class Contradicts(Speaker):
+    def counters(self):
+        done = super().counters()
+        return dataclasses.replace(done, drafts=2 * done.drafts)
+
+
+class NoCounters(Speaker):
+    def counters(self):
+        raise EvidenceError("HTTP 404 at /metrics")
+
+
+@pytest.mark.parametrize("speaker", [Contradicts, NoCounters])
+def test_counters_that_contradict_the_figures_are_invalid(speaker):
+    judgement = judged(speaker())
+    assert red(judgement) == {("MET003", Verdict.INVALID)}
+    assert "MET010" in {each.code for each in judgement.findings}
+
+
+class StopsLogging(ByTime):
+    def lines(self):
+        return super().lines()[:-1]
+
+
+class WrongAtFirst(Speaker):
+    def lines(self):
+        return [
+            {**line, "log length": Said(9.0, 0.005)} if number == 0 else line
+            for number, line in enumerate(super().lines())
+        ]
+
+
+@pytest.mark.parametrize(("speaker", "held_to"), [(StopsLogging, BY_TIME), (WrongAtFirst, HELD_TO)])
+def test_a_log_that_is_wrong_at_its_ends_fails(speaker, held_to):
+    assert red(judged(speaker(), held_to)) == {("MET011", Verdict.FAIL)}
+
+
+class Hole(Speaker):
+    def figures(self):
+        said = super().figures()
+        return {name: value for name, value in said.items() if self.requests != 5 or not name.startswith("/metrics")}
+
+
+def test_a_page_that_was_empty_once_is_invalid():
+    judgement = judged(Hole())
+    assert red(judgement) == {("MET002", Verdict.INVALID)}
+    assert "none after request 5" in judgement.as_text()
+
+
+class Lags(Speaker):
+    """A page that catches up with an answer only after some readings of it."""
+
+    waits = 0
+    shown = 0.0
+
+    def generate(self, prompt, max_tokens):
+        self.waits = 6
+        return super().generate(prompt, max_tokens)
+
+    def distort(self, said, last, done):
+        self.waits -= 1
+        if self.waits <= 0:
+            self.shown = float(done.drafts)
+        return said | {"/metrics drafts": self.shown}
+
+
+def test_a_page_that_lags_is_waited_for(monkeypatch):
+    monkeypatch.setattr(measuring, "SETTLE_S", 3.0)
+    speaker = Lags()
+    readings = [measuring._settled(speaker, [])]
+    for prompt in prompts()[:4]:
+        speaker.generate(prompt, TOKENS)
+        readings.append(measuring._settled(speaker, readings))
+        assert readings[-1]["/metrics drafts"].value == len(speaker.steps)
+
+
+class NoWords(Speaker):
+    def line(self, window):
+        return {}
+
+
+def test_lines_that_lost_their_words_fail():
+    assert red(judged(NoWords())) == {("MET012", Verdict.FAIL)}
+
+
+def test_a_gauge_of_several_ranks_is_inconclusive():
+    class Ranks(Speaker):
+        def distort(self, said, last, done):
+            gauge = said.pop("/metrics gauge", None)
+            return said | ({} if gauge is None else {f"/metrics gauge{SEVERAL}": (gauge, gauge + 0.1)})
+
+    judgement = judged(Ranks())
+    assert red(judgement) == {("MET014", Verdict.INCONCLUSIVE)}
+    assert "once for each rank" in judgement.as_text()
+
+
+@pytest.mark.parametrize("version", ["nightly", "1.1+cpu", "1.2+local.3"])
+def test_versions_that_are_no_release_are_judged(version):
+    judgement = judged(Speaker(), version=version)
+    assert not red(judgement)
+    assert ("nearest" in judgement.findings[0].source) is (version == "nightly")
+
+
+@pytest.mark.parametrize("k", [1, 2, 8])
+def test_other_lengths_of_drafts(k, monkeypatch):
+    monkeypatch.setattr("tests.metrics.speaker.K", k)
+    for speaker, held_to in ((Speaker(), HELD_TO), (ByTime(), BY_TIME)):
+        run = measure(speaker, speaker.log(), prompts(), ORACLE, k, TOKENS)
+        assert not red(judge(run, held_to, "1.1"))

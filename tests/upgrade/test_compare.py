@@ -691,6 +691,24 @@ def test_figures_that_only_one_side_looked_at_are_no_comparison(understood):
     assert "what the engine's figures mean" in judgement.as_text()
 
 
-def test_no_figure_that_both_sides_understand_is_no_comparison(understood):
-    measured(understood[1], "metrics")["can_mean"] = {"log New": ["interval: accept length"]}
+@pytest.mark.parametrize("meanings", [None, []])
+def test_a_figure_that_is_gone_or_no_longer_understood_is_red(understood, meanings):
+    can_mean = measured(understood[1], "metrics")["can_mean"]
+    del can_mean[DRAFTS]
+    if meanings is not None:
+        can_mean[DRAFTS] = meanings
+    found = red(compare(*understood), "UPG052")
+    assert ("not there" if meanings is None else "not understood") in found.actual
+
+
+def test_no_figure_that_is_understood_is_no_comparison(understood):
+    measured(understood[0], "metrics")["can_mean"] = {"log Odd": []}
     assert compare(*understood).verdict is Verdict.INVALID
+
+
+def test_what_an_invalid_run_says_of_figures_is_no_comparison(understood):
+    """The suite leaves the meanings out where acceptance is not the canary's."""
+    del measured(understood[1], "metrics")["can_mean"]
+    judgement = compare(*understood)
+    assert judgement.verdict is Verdict.INVALID
+    assert "measurements of the suite metrics" in judgement.as_text()
