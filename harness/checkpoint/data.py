@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from harness.checkpoint.header import BITS, Shard
 from harness.errors import CheckpointError
 
-__all__ = ["NUMPY", "blocks", "whole"]
+__all__ = ["NUMPY", "alike", "blocks", "whole"]
 
 NUMPY: dict[str, np.dtype[Any]] = {
     name: np.dtype(kind)
@@ -69,6 +69,27 @@ def blocks(shard: Shard, name: str, limit: int) -> Iterator[NDArray[Any]]:
                 position += len(raw)
     except OSError as error:
         raise CheckpointError(f"{shard.path}: byte {position}: cannot be read: {error.strerror}") from error
+
+
+def alike(shard: Shard, name: str, other_shard: Shard, other: str) -> bool:
+    """Whether two tensors have the same shape and values, of whatever dtypes, as far as the coarser one can tell.
+
+    Raises as `blocks`.
+    """
+    one, two = shard.tensors[name], other_shard.tensors[other]
+    if one.shape != two.shape:
+        return False
+    sizes = [BITS[one.dtype], BITS[two.dtype]]
+    if one.dtype != two.dtype and min(sizes) < 8:
+        return False  # values that are packed in other ways
+    limit = 1 << 24
+    coarser = NUMPY.get((one if sizes[0] <= sizes[1] else two).dtype, np.dtype(np.uint8))
+    pairs = zip(
+        blocks(shard, name, limit // 64 * sizes[0]), blocks(other_shard, other, limit // 64 * sizes[1]), strict=True
+    )
+    if one.dtype == two.dtype:
+        return all(np.array_equal(left.view(np.uint8), right.view(np.uint8)) for left, right in pairs)
+    return all(np.array_equal(left.astype(coarser), right.astype(coarser)) for left, right in pairs)
 
 
 def whole(shard: Shard, name: str) -> NDArray[Any]:

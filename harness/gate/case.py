@@ -45,6 +45,15 @@ class Checkpoints:
     tokenizer: bool
     rebuilt: RebuiltTarget | None = None
 
+    def alike(self, drafter_key: str, target_key: str) -> bool:
+        """Whether a tensor of the drafter and one of the target hold the same values. False if either is not there."""
+        from harness.checkpoint.data import alike  # noqa: PLC0415 -- imports numpy
+
+        if drafter_key not in self.drafter.tensors or target_key not in self.target.tensors:
+            return False
+        shards = self.drafter.shard_of(drafter_key), self.target.shard_of(target_key)
+        return alike(shards[0], drafter_key, shards[1], target_key)
+
 
 def prepare(pair: Pair, cache: Path, python: Path, progress: Callable[[str], None]) -> Checkpoints:
     """Build or find a pair's checkpoints. `python` is the engine's, which a rebuilt target needs.

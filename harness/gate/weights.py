@@ -9,7 +9,7 @@ import fnmatch
 import functools
 import math
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +97,16 @@ def load_exceptions(engine: str, version: str, path: Path = EXCEPTIONS) -> Excep
     return Exceptions(tuple(rows), tuple(ConfigRule(**row) for row in data.get("config", [])))
 
 
-def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
+Alike = Callable[[str, str], bool]
+"""Whether a key of the drafter's checkpoint and one of the target's hold the same values."""
+
+
+def judge(evidence: Evidence, exceptions: Exceptions, alike: Alike) -> Judgement:
     """Judge both directions at 100 %, for target and drafter, on every rank.
 
     Codes: WGT001 no load seen, WGT002 the load raised, WGT003 keys that landed nowhere, WGT004 parameters not filled,
     WGT005 config keys that matter and were never read, WGT006 something could not be followed, WGT007 a small draft
-    vocabulary without a map of its ids.
+    vocabulary without a map of its ids, WGT008 keys that landed and whose tensors are the target's while serving.
     """
     findings: list[Finding] = []
     measured: dict[str, Any] = {}
@@ -122,6 +126,7 @@ def judge(evidence: Evidence, exceptions: Exceptions) -> Judgement:
         findings.append(_parameters(role, states, source))
         if role == "drafter":
             findings += _vocabulary(evidence.config, fates, source)
+            findings += _replaced(evidence, alike)
         measured[role] = {
             "ranks": len(usable),
             "model_class": usable[0].model_class,
@@ -381,6 +386,74 @@ def _vocabulary(config: Sequence[ConfigKey], fates: Mapping[str, Fate], source: 
             remedy="" if landed else "export the drafter with d2t (offsets: target id minus draft id)",
         )
     ]
+
+
+def _replaced(evidence: Evidence, alike: Alike) -> list[Finding]:
+    """Judge the drafter's tensors that were filled from its own checkpoint, and are the target's while it serves.
+
+    SGLang 0.5.23 gives every EAGLE-3 drafter the target's embedding after the load (speculative/eagle_worker_v2.py,
+    `set_embed`), whether it brought one or not. That is right only where the two hold the same.
+    """
+    keys = {role: _keys_of(evidence.of(role)) for role in ("drafter", "target")}
+    shared = sorted({pair for serving in evidence.servings for pair in serving.shared})
+    own = [(mine, theirs) for mine, theirs in shared if keys["drafter"].get(mine)]
+    other, unknown = [], []
+    for mine, theirs in own:
+        ours, targets = keys["drafter"][mine], keys["target"].get(theirs, ())
+        if len(ours) != 1 or len(targets) != 1:
+            unknown.append(mine)
+        elif not alike(ours[0], targets[0]):
+            other.append(f"{ours[0]}, replaced by the target's {targets[0]}")
+    if not own:
+        return []
+    source = "probe: tensors that share memory while serving; values of both checkpoints"
+    if other:
+        return [
+            Finding(
+                "WGT008",
+                Verdict.FAIL,
+                f"{len(other)} tensors of the drafter's checkpoint landed, and are not those it serves with",
+                n=len(own),
+                expected="the drafter's own values, or the target's where they are the same",
+                actual="; ".join(other),
+                source=source,
+                cause="the engine gives the drafter the target's tensor after the load, whatever its checkpoint holds",
+                remedy="use a drafter trained on the target's own tensor, or an engine that keeps the drafter's",
+            )
+        ]
+    if unknown:
+        return [
+            Finding(
+                "WGT006",
+                Verdict.INVALID,
+                f"whether {len(unknown)} tensors of the drafter equal the target's in their place cannot be told",
+                n=len(own),
+                actual=some(unknown, _NAMED),
+                source=source,
+                cause="they are made of several keys",
+                remedy="compare the two checkpoints' tensors by hand",
+            )
+        ]
+    return [
+        Finding(
+            "WGT008",
+            Verdict.PASS,
+            f"{len(own)} tensors of the drafter were replaced by the target's, which hold the same",
+            n=len(own),
+            actual=some([mine for mine, _ in own], _NAMED),
+            source=source,
+        )
+    ]
+
+
+def _keys_of(loads: Sequence[Load]) -> dict[str, tuple[str, ...]]:
+    """Return the checkpoint keys of each tensor, by all its names, over all ranks."""
+    found: dict[str, tuple[str, ...]] = {}
+    for load in loads:
+        for parameter in load.parameters:
+            for name in (parameter.name, *parameter.aliases):
+                found[name] = tuple(dict.fromkeys((*found.get(name, ()), *parameter.keys)))
+    return found
 
 
 def _config(keys: Sequence[ConfigKey], rules: Iterable[ConfigRule]) -> Finding:

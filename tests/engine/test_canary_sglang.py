@@ -22,7 +22,7 @@ EXACT = [
     ("kimi-shape", {"wrong_fraction": 0.1, "dtype": "float32"}, 2),
     ("small-wrong", {"fc_norm": True, "norm_output": True}, 4),
     ("small-wrong", {"dialect": "modelopt", "norm_before_fc": True}, 4),
-    ("small-wrong", {"full_draft_vocab": True, "own_embed_tokens": True}, 4),
+    ("small-wrong", {"full_draft_vocab": True}, 4),
 ]
 
 

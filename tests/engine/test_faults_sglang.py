@@ -147,6 +147,7 @@ def test_a_dead_scheduler_is_named(small, sglang_python, tmp_path):
     [
         ("SGLANG-NORM-BEFORE-RESIDUAL", "small", {"norm_before_residual": True}, "weights", "WGT005"),
         ("SGLANG-ATTENTION-BIAS", "small", {"attention_bias": True}, "weights", "WGT003"),
+        ("SGLANG-OWN-EMBED-TOKENS", "small", {"own_embed_tokens": True}, "weights", "WGT008"),
         (
             "SGLANG-TOP-LEVEL-AUX-IDS",
             "aux-layers",

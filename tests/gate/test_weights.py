@@ -12,8 +12,8 @@ from tests.gate.evidence import config, evidence, key, load, parameter, serving
 EXCEPTIONS = weights.load_exceptions("vllm", "0.32.0")
 
 
-def judge(**changes):
-    return weights.judge(evidence(**changes), EXCEPTIONS)
+def judge(*, alike=lambda ours, targets: ours == targets, **changes):
+    return weights.judge(evidence(**changes), EXCEPTIONS, alike)
 
 
 def with_drafter(parameters=None, keys=None, **changes):
@@ -240,3 +240,38 @@ def test_a_whole_draft_vocabulary_needs_none(draft):
     without = with_drafter(keys=[key("fc.weight")], parameters=[parameter("fc.weight")])
     whole = (config("hidden_size"), config("vocab_size", 512), config("draft_vocab_size", draft))
     assert judge(**without, config=whole).verdict is Verdict.PASS
+
+
+def replaced(**changes):
+    """Return what changes an evidence so that the drafter brings an embedding, and serves with the target's."""
+    target = dataclasses.replace(
+        evidence().loads[0],
+        keys=(key("model.embed"),),
+        parameters=(dataclasses.replace(parameter("embed.weight"), keys=("model.embed",)),),
+    )
+    facts = {"keys": ("embed",), **changes}
+    drafter = with_drafter(
+        [parameter("model.fc.weight"), dataclasses.replace(parameter("embed.weight"), **facts)],
+        [key("fc.weight"), *map(key, facts["keys"])],
+    )["loads"][1]
+    servings = (dataclasses.replace(evidence().servings[0], shared=(("embed.weight", "embed.weight"),)),)
+    return {"loads": (target, drafter), "servings": servings}
+
+
+def test_a_tensor_that_the_targets_replaced_after_the_load():
+    asked = []
+    finding = red(judge(alike=lambda *pair: asked.append(pair), **replaced()), "WGT008")
+    assert finding.verdict is Verdict.FAIL
+    assert finding.actual == "embed, replaced by the target's model.embed"
+    assert asked == [("embed", "model.embed")]
+
+
+def test_a_tensor_that_was_replaced_by_its_equal_is_fine():
+    judgement = judge(alike=lambda *_: True, **replaced())
+    assert judgement.verdict is Verdict.PASS
+    assert "1 tensors of the drafter were replaced by the target's, which hold the same" in judgement.as_text()
+
+
+def test_a_tensor_of_several_keys_that_was_replaced_is_not_claimed():
+    finding = red(judge(alike=lambda *_: True, **replaced(keys=("embed.a", "embed.b"))), "WGT006")
+    assert finding.verdict is Verdict.INVALID
