@@ -154,7 +154,7 @@ def make(checkpoint: Checkpoint, request: Request) -> Plan:
             "what enters the second one with hidden_norm, exporters and vLLM with input_layernorm",
             remedy="serve it with vLLM",
         )
-    lost = list(_dialect_losses(drafter, request.to))
+    lost = [*_dialect_losses(drafter, request.to), *_replaced(drafter, request)]
     if contract is not None:
         lost += _release_losses(_assemble(drafter, request, release, contract, lost), request.target)
     _require_named(lost, request)
@@ -176,6 +176,8 @@ def _assemble(
     added = _t2d(drafter) if target.t2d == "needed" and drafter.has("d2t") and not drafter.has("t2d") else {}
     options = {option: value and option not in gone for option, value in drafter.options.items()}
     notes = [*drafter.notes, f"auxiliary layers: {drafter.aux_source}"]
+    if request.to == "sglang" and drafter.has(_EMBEDDING) and _same_embedding(drafter, request.target) is None:
+        notes.append("SGLang serves with the target's embedding, not the drafter's: give --target to compare the two")
     where = str(drafter.checkpoint.files.config)
     config = _Writer(drafter, request, options, gone, notes, where).config()
     edits = tuple(_edits(drafter.checkpoint.config, config))
@@ -214,6 +216,32 @@ def _dialect_losses(drafter: Drafter, to: str) -> Iterator[Loss]:
             f"it is {shorten(model_type)}, and vLLM takes a speculators drafter of this kind as {drafter.kind} only "
             "(0.32.0, transformers_utils/configs/speculators/algos.py): other defaults stand in for absent keys",
         )
+
+
+_EMBEDDING = "embed_tokens.weight"
+
+
+def _replaced(drafter: Drafter, request: Request) -> Iterator[Loss]:
+    """Yield the embedding that SGLang replaces by the target's after the load, if the two are known to differ."""
+    if request.to == "sglang" and drafter.has(_EMBEDDING) and _same_embedding(drafter, request.target) is False:
+        yield Loss(
+            _EMBEDDING,
+            "SGLang gives every EAGLE-3 drafter the target's embedding after the load (0.5.23, speculative/"
+            "eagle_worker_v2.py), and the target's holds other values: the drafter would accept next to nothing",
+            (_EMBEDDING,),
+        )
+
+
+def _same_embedding(drafter: Drafter, target: Checkpoint | None) -> bool | None:
+    """Whether the drafter's embedding is the target's; None if there is no target, or none in it, to compare with."""
+    theirs = [name for name in (target.tensors if target is not None else ()) if name.endswith(_EMBEDDING)]
+    if target is None or not theirs:
+        return None
+    from harness.checkpoint.data import alike  # noqa: PLC0415 -- imports numpy
+
+    [ours] = [written for written, common in drafter.names.items() if common == _EMBEDDING]
+    mine = drafter.checkpoint.shard_of(ours)
+    return any(alike(mine, ours, target.shard_of(name), name) for name in theirs)
 
 
 _OWNED = {

@@ -1,5 +1,6 @@
 """What a conversion decides: ids, options, losses, settings that must be said otherwise."""
 
+import dataclasses
 import json
 import re
 
@@ -9,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
+from harness.canary.build import build
+from harness.canary.spec import SHIPPED
 from harness.checkpoint.read import read
 from harness.convert import drafter, plan
 from harness.errors import CheckpointError, UsageError
@@ -141,6 +144,46 @@ def test_a_loss_is_refused_until_it_is_named(tmp_path, options, to, version, los
     # o_proj.bias stays, which SGLang loads, and with it attention_bias.
     assert bool(config_of(made).get(lost)) is (lost == "attention_bias")
     assert drafter.understand(read(made))
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Return a canary's target, and its drafter with an embedding of its own."""
+    spec = dataclasses.replace(SHIPPED["small-wrong"], own_embed_tokens=True, aux_ids="nested", aux_ids_are="outputs")
+    made = build(spec, tmp_path / "own")
+    return made.target, made.drafter
+
+
+def test_an_embedding_that_sglang_replaces_by_another_is_a_loss(own):
+    target, folder = own
+    with pytest.raises(UsageError, match="would accept next to nothing"):
+        planned(folder, aux_ids_are="outputs", target=read(target))
+    made = planned(folder, aux_ids_are="outputs", target=read(target), lossy=("embed_tokens.weight",))
+    assert [loss.key for loss in made.lost] == ["embed_tokens.weight"]
+    assert not any("embed_tokens" in name for name in made.names.values())
+
+
+def test_an_embedding_that_sglang_replaces_by_its_equal_is_kept(own):
+    target, folder = own
+    [embedding] = [
+        tensor
+        for file in target.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+        if name.endswith("embed_tokens.weight")
+    ]
+    rewrite(folder, lambda tensors: tensors.update({"embed_tokens.weight": embedding}))
+    made = planned(folder, aux_ids_are="outputs", target=read(target))
+    assert not made.lost
+    assert "embed_tokens.weight" in made.names.values()
+
+
+def test_an_embedding_that_nothing_is_held_against_is_noted(own):
+    made = planned(own[1], aux_ids_are="outputs")
+    assert any("give --target" in note for note in made.notes)
+
+
+def test_an_embedding_of_its_own_is_no_matter_for_vllm(own):
+    assert not planned(own[1], to="vllm", aux_ids_are="outputs", target=read(own[0])).lost
 
 
 def test_a_stray_lossy_is_refused(source):

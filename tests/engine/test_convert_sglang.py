@@ -17,7 +17,7 @@ SOURCES = [
     {"dialect": "speculators", "aux_layers": (1, 3, 6), "aux_ids": "top-level", "norm_before_fc": True},
     {"dialect": "modelopt", "aux_layers": (1, 3, 6), "aux_ids": "nested"},
     {"dialect": "yuhuili", "fc_norm": True, "norm_output": True},
-    {"dialect": "angelslim", "full_draft_vocab": True, "own_embed_tokens": True},
+    {"dialect": "angelslim", "full_draft_vocab": True},
 ]
 
 
