@@ -49,8 +49,8 @@ def test_the_same_release_may_be_upgraded(gate, vllm_python, tmp_path, pair):
     result = gate(vllm_python, pair=pair)
     assert result.status == 0, result.output
     assert "may be upgraded" in result.output
-    [lock] = (tmp_path / "runs").glob("*/locks/*.txt")
-    assert hashlib.sha256(lock.read_bytes()).hexdigest() == result.record["cases"][0]["engine"]["lock"]
+    kept = [hashlib.sha256(each.read_bytes()).hexdigest() for each in (tmp_path / "runs").glob("*/locks/*.txt")]
+    assert kept == list(filter(None, [result.record["cases"][0]["engine"]["lock"]])), "none if it is not locked"
     tests = {item["test"] for item in result.record["cases"][0]["judgements"] if item["suite"] == "upgrade"}
     timed = {"test_upgrade_throughput"} if pair == "heavy" else set()
     assert tests == {"test_upgrade_record", "test_upgrade_acceptance"} | timed
