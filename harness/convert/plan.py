@@ -176,7 +176,7 @@ def _assemble(
     added = _t2d(drafter) if target.t2d == "needed" and drafter.has("d2t") and not drafter.has("t2d") else {}
     options = {option: value and option not in gone for option, value in drafter.options.items()}
     notes = [*drafter.notes, f"auxiliary layers: {drafter.aux_source}"]
-    if request.to == "sglang" and drafter.has(_EMBEDDING) and _same_embedding(drafter, request.target) is None:
+    if request.to == "sglang" and drafter.has(_EMBEDDING) and not _embeddings(request.target):
         notes.append("SGLang serves with the target's embedding, not the drafter's: give --target to compare the two")
     where = str(drafter.checkpoint.files.config)
     config = _Writer(drafter, request, options, gone, notes, where).config()
@@ -223,7 +223,14 @@ _EMBEDDING = "embed_tokens.weight"
 
 def _replaced(drafter: Drafter, request: Request) -> Iterator[Loss]:
     """Yield the embedding that SGLang replaces by the target's after the load, if the two are known to differ."""
-    if request.to == "sglang" and drafter.has(_EMBEDDING) and _same_embedding(drafter, request.target) is False:
+    target = request.target
+    if request.to != "sglang" or not drafter.has(_EMBEDDING) or target is None or not (theirs := _embeddings(target)):
+        return
+    from harness.checkpoint.data import alike  # noqa: PLC0415 -- imports numpy
+
+    [ours] = [written for written, common in drafter.names.items() if common == _EMBEDDING]
+    mine = drafter.checkpoint.shard_of(ours)
+    if not any(alike(mine, ours, target.shard_of(name), name) for name in theirs):
         yield Loss(
             _EMBEDDING,
             "SGLang gives every EAGLE-3 drafter the target's embedding after the load (0.5.23, speculative/"
@@ -232,16 +239,9 @@ def _replaced(drafter: Drafter, request: Request) -> Iterator[Loss]:
         )
 
 
-def _same_embedding(drafter: Drafter, target: Checkpoint | None) -> bool | None:
-    """Whether the drafter's embedding is the target's; None if there is no target, or none in it, to compare with."""
-    theirs = [name for name in (target.tensors if target is not None else ()) if name.endswith(_EMBEDDING)]
-    if target is None or not theirs:
-        return None
-    from harness.checkpoint.data import alike  # noqa: PLC0415 -- imports numpy
-
-    [ours] = [written for written, common in drafter.names.items() if common == _EMBEDDING]
-    mine = drafter.checkpoint.shard_of(ours)
-    return any(alike(mine, ours, target.shard_of(name), name) for name in theirs)
+def _embeddings(target: Checkpoint | None) -> list[str]:
+    """Return the target's embeddings: none if there is no target, or no tensors of it."""
+    return [name for name in (() if target is None else target.tensors) if name.endswith(_EMBEDDING)]
 
 
 _OWNED = {

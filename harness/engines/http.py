@@ -121,11 +121,15 @@ class HttpEndpoint:
             raise EvidenceError(f"{self.label}: {path} cannot be read: {error}", remedy=remedy) from error
         return response
 
-    def _samples(self, *, remedy: str) -> Iterator[Any]:
-        """Yield the samples of `/metrics`: name, labels, value. Raises EvidenceError if it cannot be had."""
+    def _families(self, *, remedy: str) -> Iterator[Any]:
+        """Yield the metrics of `/metrics`: type, samples. Raises EvidenceError if it cannot be had."""
         from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 -- 60 ms at import
 
-        for family in text_string_to_metric_families(self._read("/metrics", remedy=remedy).text):
+        yield from text_string_to_metric_families(self._read("/metrics", remedy=remedy).text)
+
+    def _samples(self, *, remedy: str) -> Iterator[Any]:
+        """Yield the samples of `/metrics`: name, labels, value. Raises EvidenceError if it cannot be had."""
+        for family in self._families(remedy=remedy):
             yield from family.samples
 
     def _shown(self, also: Collection[str] = (), *, remedy: str) -> dict[str, Said]:
@@ -135,11 +139,9 @@ class HttpEndpoint:
         that label. A gauge whose ranks differ is named so (`SEVERAL`), for none of them speaks for the engine. Buckets
         of histograms are left out.
         """
-        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 -- 60 ms at import
-
         counting: dict[str, bool] = {}
         found: dict[str, list[tuple[str | None, float]]] = {}
-        for family in text_string_to_metric_families(self._read("/metrics", remedy=remedy).text):
+        for family in self._families(remedy=remedy):
             for sample in family.samples:
                 name = sample.name
                 if name.endswith(("_bucket", "_created")) or not (about_acceptance(name) or name in also):
