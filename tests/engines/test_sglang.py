@@ -9,7 +9,7 @@ from harness.engines import http, sglang, sglang_kernels
 from harness.engines.base import EngineIdentity, Launch
 from harness.engines.sglang import SglangAdapter, SglangEndpoint
 from harness.errors import EnvironmentFault, EvidenceError, ServerError, UsageError
-from harness.measure.endpoint import Prompt
+from harness.measure.endpoint import SEVERAL, Prompt
 
 ADAPTER = SglangAdapter()
 META = {
@@ -291,3 +291,23 @@ def test_a_surface_whose_page_is_gone(serve, monkeypatch):
     monkeypatch.setattr(http, "SETTLE_S", 0.0)
     with pytest.raises(EvidenceError, match="/server_info"):
         ADAPTER.surface(identity(), launch(), serve(Server(**{"/server_info": 404}).pages))
+
+
+def test_figures_come_from_the_last_answer_the_page_and_the_scheduler(ask):
+    found = ask(2).figures()
+    assert found["/metrics sglang:spec_verify_calls_total"].value == 13.0
+    assert found["/server_info avg_spec_accept_length"].value == pytest.approx(8 / 3)
+    assert found["meta_info spec_verify_ct"].value == META["spec_verify_ct"]
+
+
+def test_the_averages_of_several_schedulers_are_named_so(ask):
+    pages = json.dumps({"internal_states": [{"avg_spec_accept_length": 3.0}, {"avg_spec_accept_length": 2.0}]})
+    found = ask(**{"/server_info": pages}).figures()
+    assert f"/server_info avg_spec_accept_length{SEVERAL}" in found
+    assert "/server_info avg_spec_accept_length" not in found
+
+
+@pytest.mark.parametrize("args", [("--decode-log-interval", "40"), ("--decode-log-interval=40",)])
+def test_the_logs_interval_is_the_launchs(args):
+    assert ADAPTER.log_figures(launch(args=args)).every == 40
+    assert ADAPTER.log_figures(launch()).every == 10

