@@ -6,15 +6,18 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.errors import EvidenceError
 from harness.gate.case import Case
 from harness.measure import acceptance
 from harness.measure.acceptance import AcceptanceRun, ExpectedCounts
-from harness.measure.change import ThroughputChange, measure_until_decided
-from harness.measure.sequential import plan
+from harness.measure.change import ThroughputChange, measure_in_turns, measure_until_decided
+from harness.measure.endpoint import Endpoint
+from harness.measure.sequential import BLOCK, plan
 from harness.verdict import Judgement
 
 __all__ = ["Change", "judge_exact"]
+
+TURNS = 2 * BLOCK
+"""Pairs of starts at most, where releases take turns: sixteen starts, half of which decide on a quiet machine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,27 +48,35 @@ class Change:
     def throughput(self) -> ThroughputChange:
         """Load both releases in turn, at each concurrency that the pair promises something at, until it is decided.
 
-        The plain server is stopped first: it takes no part.
+        The plain server is stopped first: it takes no part. Where servers do not run side by side, each round has a
+        server started for it.
 
-        Raises:
-            EvidenceError: the pair's servers cannot run side by side, so nothing can be interleaved.
-
+        Raises what `harness.measure.change.measure_until_decided` and `measure_in_turns` raise.
         """
-        if not self.new.pair.side_by_side:
-            raise EvidenceError(
-                f"{self.new.pair.source}: pairs.{self.new.pair.name} has side_by_side = false: rounds of two releases "
-                "cannot be interleaved, and a drift of the machine would pass for a change",
-                remedy="hold each release against a blessed baseline instead (draftgate bless, --baseline)",
-            )
         self.new.stop(speculative=False)
         work, ladder = self.new.pair.workload, sorted(self.new.pair.expect.throughput_ratio)
-        return measure_until_decided(
-            self.old.endpoint(speculative=True),
-            self.new.endpoint(speculative=True),
-            self.new.throughput_prompts,
-            work.throughput_tokens,
+        prompts, tokens = self.new.throughput_prompts, work.throughput_tokens
+        if self.new.pair.side_by_side:
+            return measure_until_decided(
+                self.old.endpoint(speculative=True),
+                self.new.endpoint(speculative=True),
+                prompts,
+                tokens,
+                concurrency_ladder=ladder,
+                plan=plan(loads=len(ladder)),
+            )
+
+        def anew(case: Case) -> Endpoint:
+            case.stop(speculative=True)
+            return case.endpoint(speculative=True)
+
+        return measure_in_turns(
+            lambda: anew(self.old),
+            lambda: anew(self.new),
+            prompts,
+            tokens,
             concurrency_ladder=ladder,
-            plan=plan(loads=len(ladder)),
+            plan=plan(max_pairs=TURNS, looks=TURNS // BLOCK, loads=len(ladder)),
         )
 
 

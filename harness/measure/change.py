@@ -11,7 +11,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError
 from harness.measure.acceptance import (
     MIN_PROMPTS,
     SEED,
@@ -39,6 +39,7 @@ __all__ = [
     "ACCEPTANCE_TOLERANCE",
     "ThroughputChange",
     "acceptance_change",
+    "measure_in_turns",
     "measure_until_decided",
     "throughput_change",
 ]
@@ -47,6 +48,9 @@ ACCEPTANCE_TOLERANCE = 0.05
 """Share of the accept length, and of the acceptance at each position, that an upgrade may cost."""
 
 SUITE = "upgrade"
+
+TURN = 4
+"""How many times a round is as long where a server is started for each: a start takes minutes, a round seconds."""
 
 _SHARED = 0.25
 """Share of a loss from which tokens per step, or the time of a step, is named as a cause beside the other."""
@@ -304,7 +308,8 @@ class ThroughputChange:
     """Every round of two versions of an engine, warm-ups included, in the order they ran, and the plan they follow.
 
     `new` is side A of a pair, `old` side B: a log ratio above 0 means that the new version is faster. `ended` says for
-    each concurrency why sampling stopped: "decided", "pairs" or "seconds".
+    each concurrency why sampling stopped: "decided", "pairs", "seconds" or "broken off", for the reason in `missing`.
+    `in_turns` says that each round of a pair was run by a server started for that pair, for both do not fit at once.
     """
 
     old_label: str
@@ -317,6 +322,8 @@ class ThroughputChange:
     new_rounds: tuple[Round, ...]
     old_rounds: tuple[Round, ...]
     ended: dict[int, str]
+    in_turns: bool = False
+    missing: str = ""
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -363,38 +370,16 @@ def measure_until_decided(
     among the loads: each gets an equal part of what is left, and no pair begins after it. Both endpoints run at once.
     Raises UsageError for unusable arguments, and what `Endpoint.generate` raises.
     """
-    check_load(prompts, max_tokens, concurrency_ladder)
-    if plan.loads != len(concurrency_ladder):
-        raise UsageError(
-            f"a plan for {plan.loads} loads and a ladder of {len(concurrency_ladder)}",
-            remedy="plan with loads=len(concurrency_ladder): the error rate is shared among them",
-        )
+    _check_plan(prompts, max_tokens, concurrency_ladder, plan)
     if not max_seconds > 0:
         raise UsageError(f"a budget of {max_seconds} seconds", remedy="give a positive number")
-    done: dict[bool, list[Round]] = {True: [], False: []}
-
-    def one_round(*, is_new: bool, concurrency: int, pair: int | None) -> Round:
-        endpoint = new if is_new else old
-        done[is_new].append(
-            run_round(
-                endpoint,
-                prompts,
-                max_tokens,
-                speculative=endpoint.speculative,
-                concurrency=concurrency,
-                order=len(done[True]) + len(done[False]),
-                pair=pair,
-                clock=clock,
-            )
-        )
-        return done[is_new][-1]
-
+    done = _Done(prompts, max_tokens, clock)
     ended: dict[int, str] = {}
     end = clock() + max_seconds
     for left, concurrency in zip(range(len(concurrency_ladder), 0, -1), concurrency_ladder, strict=True):
         deadline = clock() + (end - clock()) / left
         for is_new in (True, False):
-            one_round(is_new=is_new, concurrency=concurrency, pair=None)
+            done.run(new if is_new else old, is_new=is_new, concurrency=concurrency, pair=None)
         ratios: list[float] = []
         while concurrency not in ended:
             if clock() >= deadline:
@@ -402,24 +387,120 @@ def measure_until_decided(
                 break
             first = a_comes_first(len(ratios))
             sides = {
-                is_new: one_round(is_new=is_new, concurrency=concurrency, pair=len(ratios))
+                is_new: done.run(new if is_new else old, is_new=is_new, concurrency=concurrency, pair=len(ratios))
                 for is_new in (first, not first)
             }
             ratios.append(Pair(sides[True], sides[False]).log_ratio)
-            if verdict := decide(plan, ratios).verdict:
-                ended[concurrency] = "pairs" if verdict is Verdict.INCONCLUSIVE else "decided"
-    return ThroughputChange(
-        old.label,
-        new.label,
-        old.speculative,
-        new.speculative,
-        max_tokens,
-        prompts[0].ignore_eos,
-        plan,
-        tuple(done[True]),
-        tuple(done[False]),
-        ended,
-    )
+            if reason := _reason_to_end(plan, ratios):
+                ended[concurrency] = reason
+    return done.as_change(old, new, plan, ended)
+
+
+def measure_in_turns(
+    start_old: Callable[[], Endpoint],
+    start_new: Callable[[], Endpoint],
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    *,
+    concurrency_ladder: Sequence[int],
+    plan: Plan,
+    clock: Callable[[], float] = time.perf_counter,
+) -> ThroughputChange:
+    """Run pairs of rounds of two versions that do not fit side by side, in the order of `measure_until_decided`.
+
+    Each call of `start_old` and `start_new` starts a server anew, after the other one has ended, and returns its
+    endpoint. It serves one round, `TURN` times as long as elsewhere, at each load that is not decided, after a warm-up
+    of each: so the samples are pairs of starts, and what differs between two starts of one version is noise that they
+    have. Should a server fail once something was measured, what was is returned, with the reason. Raises UsageError
+    for unusable arguments, and what a start and `Endpoint.generate` raise.
+    """
+    _check_plan(prompts, max_tokens, concurrency_ladder, plan)
+    done = _Done(prompts, max_tokens, clock)
+    ended: dict[int, str] = {}
+    ratios: dict[int, list[float]] = {concurrency: [] for concurrency in concurrency_ladder}
+    starts = {True: start_new, False: start_old}
+    endpoints: dict[bool, Endpoint] = {}
+    missing = ""
+    for pair in range(plan.looks[-1]):
+        going = [concurrency for concurrency in concurrency_ladder if concurrency not in ended]
+        if not going:
+            break
+        first = a_comes_first(pair)
+        sides: dict[tuple[bool, int], Round] = {}
+        try:
+            for is_new in (first, not first):
+                endpoints[is_new] = starts[is_new]()
+                for concurrency in going:
+                    done.run(endpoints[is_new], is_new=is_new, concurrency=concurrency, pair=None)
+                    sides[is_new, concurrency] = done.run(
+                        endpoints[is_new], is_new=is_new, concurrency=concurrency, pair=pair, times=TURN
+                    )
+        except (HarnessError, OSError) as error:
+            if pair == 0:
+                raise
+            missing = f"in pair {pair}, counted from 0: {error}"
+            ended |= dict.fromkeys(going, "broken off")
+            break
+        for concurrency in going:
+            ratios[concurrency].append(Pair(sides[True, concurrency], sides[False, concurrency]).log_ratio)
+            if reason := _reason_to_end(plan, ratios[concurrency]):
+                ended[concurrency] = reason
+    change = done.as_change(endpoints[False], endpoints[True], plan, ended)
+    return dataclasses.replace(change, in_turns=True, missing=missing)
+
+
+def _check_plan(prompts: Sequence[Prompt], max_tokens: int, concurrency_ladder: Sequence[int], plan: Plan) -> None:
+    check_load(prompts, max_tokens, concurrency_ladder)
+    if plan.loads != len(concurrency_ladder):
+        raise UsageError(
+            f"a plan for {plan.loads} loads and a ladder of {len(concurrency_ladder)}",
+            remedy="plan with loads=len(concurrency_ladder): the error rate is shared among them",
+        )
+
+
+def _reason_to_end(plan: Plan, ratios: Sequence[float]) -> str:
+    """Return why no further pair is run, "" if one is."""
+    verdict = decide(plan, ratios).verdict
+    return "" if verdict is None else "pairs" if verdict is Verdict.INCONCLUSIVE else "decided"
+
+
+class _Done:
+    """The rounds of both sides so far, by whether they are the new one's, numbered in the order they ran."""
+
+    def __init__(self, prompts: Sequence[Prompt], max_tokens: int, clock: Callable[[], float]) -> None:
+        self._prompts, self._max_tokens, self._clock = prompts, max_tokens, clock
+        self._rounds: dict[bool, list[Round]] = {True: [], False: []}
+
+    def run(self, endpoint: Endpoint, *, is_new: bool, concurrency: int, pair: int | None, times: int = 1) -> Round:
+        """Run a round, `times` as long as it need be. Raises what `Endpoint.generate` raises."""
+        made = run_round(
+            endpoint,
+            self._prompts,
+            self._max_tokens,
+            speculative=endpoint.speculative,
+            concurrency=concurrency,
+            order=sum(map(len, self._rounds.values())),
+            pair=pair,
+            times=times,
+            clock=self._clock,
+        )
+        self._rounds[is_new].append(made)
+        return made
+
+    def as_change(self, old: Endpoint, new: Endpoint, plan: Plan, ended: dict[int, str]) -> ThroughputChange:
+        """Return them with what they were run for."""
+        return ThroughputChange(
+            old.label,
+            new.label,
+            old.speculative,
+            new.speculative,
+            self._max_tokens,
+            self._prompts[0].ignore_eos,
+            plan,
+            tuple(self._rounds[True]),
+            tuple(self._rounds[False]),
+            ended,
+        )
 
 
 def throughput_change(run: ThroughputChange) -> Judgement:
@@ -428,7 +509,7 @@ def throughput_change(run: ThroughputChange) -> Judgement:
     A loss is taken apart: speed = tokens per step x steps per second. The first is the drafter's and the target's
     agreement, the second the engine's speed; the finding says which of them fell.
     """
-    invalid = (*_alike(run), *invalid_rounds(run), *_on_plan(run))
+    invalid = (*_alike(run), *invalid_rounds(run), *(_broken_off(run) if run.missing else _on_plan(run)))
     if invalid:
         return Judgement(SUITE, invalid, run.as_measurements())
     return Judgement(SUITE, tuple(_speed(run, concurrency) for concurrency in run.concurrencies), run.as_measurements())
@@ -445,6 +526,20 @@ def _alike(run: ThroughputChange) -> Iterator[Finding]:
             source=f"{run.old_label}, {run.new_label}",
             remedy="compare speculation with speculation; the speed-up by speculation is the throughput suite's",
         )
+
+
+def _broken_off(run: ThroughputChange) -> Iterator[Finding]:
+    done = {concurrency: len(run.pairs(concurrency)) for concurrency in run.concurrencies}
+    yield Finding(
+        "CHG005",
+        Verdict.INVALID,
+        f"the rounds were broken off: {run.missing}",
+        expected=f"pairs until decided, {run.plan.looks[-1]} at most",
+        actual=", ".join(f"{n} pairs at concurrency {concurrency}" for concurrency, n in done.items()),
+        source=f"{run.old_label}, {run.new_label}",
+        cause="a server did not start again, or did not stay up",
+        remedy="read that server's log; the rounds so far are in the record, and a retry is a new run",
+    )
 
 
 def _on_plan(run: ThroughputChange) -> Iterator[Finding]:
@@ -499,7 +594,8 @@ def _speed(run: ThroughputChange, concurrency: int) -> Finding:
         n=len(looked_at),
         interval=(math.exp(decision.lower), math.exp(decision.upper)) if decision.n else None,
         source=(
-            f"{len(looked_at)} pairs of rounds, A B B A B A A B; log ratios, Student's t at "
+            f"{len(looked_at)} pairs of rounds, A B B A B A A B"
+            f"{', each on a server started for it' if run.in_turns else ''}; log ratios, Student's t at "
             f"{'look' if len(plan.looks) == 1 else 'looks'} {', '.join(map(str, plan.looks))} with alpha spending "
             f"(O'Brien-Fleming type); alpha {plan.alpha:.1%} for a wrong PASS and, over {plan.loads} loads, for a "
             f"wrong FAIL; planned for a loss of {plan.effect:.1%} with power {plan.power:.0%}; these data show with "

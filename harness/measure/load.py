@@ -372,13 +372,16 @@ def run_round(
     order: int,
     pair: int | None,
     clock: Callable[[], float],
+    times: int = 1,
 ) -> Round:
     """Serve every prompt equally often with `concurrency` workers, each sending its next request when one is answered.
 
-    Every worker has two requests at least, so that the ends of a round, where workers run dry, weigh little. The other
-    arguments are recorded as they are. Raises what `Endpoint.generate` raises.
+    Every worker has two requests at least, so that the ends of a round, where workers run dry, weigh little; `times`
+    makes it so many times as long. The other arguments are recorded as they are.
+
+    Raises what `Endpoint.generate` raises.
     """
-    copies = math.ceil(2 * concurrency / len(prompts))
+    copies = times * math.ceil(2 * concurrency / len(prompts))
     work = [prompt for _ in range(copies) for prompt in prompts]
     before = CounterReading.of(endpoint)
     load = drive(endpoint, work, max_tokens, ClosedLoop(concurrency), clock=clock)

@@ -26,5 +26,5 @@ def test_upgrade_acceptance(change: Change, judge: Judge) -> None:
 
 @pytest.mark.timed
 def test_upgrade_throughput(change: Change, judge: Judge) -> None:
-    """Output tokens per second with speculation, in interleaved rounds until decided."""
+    """Output tokens per second with speculation, in alternating rounds until decided."""
     judge(throughput_change(change.throughput()))

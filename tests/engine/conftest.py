@@ -53,6 +53,29 @@ def judge_pair(tmp_path):
 
 
 @pytest.fixture
+def hold_against(tmp_path):
+    """Run the gate as a user would; return the exit status, the output, and the record of the new release alone."""
+
+    def run(engine, runner, old, new, *more, pair="small", pairs=""):
+        (tmp_path / "pairs.toml").write_text(pairs)
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "harness.cli", "gate", "--engine", engine, "--runner", runner, "--pair", pair,
+                "--pairs-file", str(tmp_path / "pairs.toml"), "--from", str(old), "--to", str(new),
+                "--runs", str(tmp_path / "runs"), *more,
+            ],
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=3000,
+        )  # fmt: skip
+        records = list((tmp_path / "runs").glob("*/record.json"))
+        assert records, done.stdout + done.stderr
+        record = json.loads(records[0].read_text())
+        record["cases"] = [case for case in record["cases"] if case.get("side") != "old"]
+        return Result(done.returncode, done.stdout + done.stderr, record)
+
+    return run
+
+
+@pytest.fixture
 def compare_states(tmp_path):
     """Run `draftgate parity` on a pair made from TOML lines; return the exit status, the output, the record."""
 

@@ -11,7 +11,9 @@ import textwrap
 from pathlib import Path
 
 REGRESSIONS = {}
-"""By name, the module that is patched and the function that patches it. Written for vLLM 0.32.0 under the V1 runner."""
+"""By name, the module that is patched and the function that patches it. Written for vLLM 0.32.0 under the V1 runner and
+SGLang 0.5.23.
+"""
 
 
 def regression(module):
@@ -116,6 +118,22 @@ def changed_meaning(module):
         return run
 
     log.observe, counter.observe = counting(log.observe), counting(counter.observe)
+
+
+@regression("sglang.srt.models.llama_eagle3")
+def sglang_dropped_tensors(module):
+    """The drafter's output projection is left out at load."""
+    load = module.LlamaForCausalLMEagle3.load_weights
+
+    def load_weights(self, weights):
+        return load(self, ((name, tensor) for name, tensor in weights if "o_proj" not in name))
+
+    module.LlamaForCausalLMEagle3.load_weights = load_weights
+
+
+def names(engine):
+    """Return the names of an engine's regressions."""
+    return sorted(name for name, (module, _) in REGRESSIONS.items() if module.split(".")[0] == engine)
 
 
 _PATCHER = """

@@ -1,6 +1,7 @@
 """Canary pairs for a test, and what their evidence says of the captured layers."""
 
 import dataclasses
+import json
 import shutil
 
 from safetensors.numpy import load_file, save_file
@@ -56,6 +57,16 @@ class Result:
     def finding(self, name, code):
         (found,) = [item for item in self.suite(name)["findings"] if item["code"] == code and item["verdict"] != "PASS"]
         return found
+
+
+def red(result):
+    """Return the findings that are not green, as one text."""
+    return "\n".join(
+        json.dumps(finding)
+        for item in result.record["cases"][0]["judgements"]
+        for finding in item["findings"]
+        if finding["verdict"] != "PASS"
+    )
 
 
 def states(record, case=0):

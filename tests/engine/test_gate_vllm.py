@@ -1,47 +1,41 @@
 """The gate on the real vLLM: the same release twice is fine; one that has regressed is not, and it is said why."""
 
+import functools
 import hashlib
-import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.engine.conftest import ROOT
-from tests.engine.regressions import REGRESSIONS, regressed
-from tests.engine.support import Result
+from tests.engine.regressions import names, regressed
+from tests.engine.support import red
 
 pytestmark = pytest.mark.engine
 
 
+PAIRS = """
+[pairs.long]
+canary = "heavy"
+k = 4
+expect = { startup_s = 600, throughput_ratio = { "1" = 1.2 } }
+workload = { count = 4, length = 16, max_tokens = 32, throughput_count = 4, throughput_tokens = 64 }
+engine.vllm = { args = ["--max-model-len", "512"] }
+
+[pairs.turns]
+canary = "heavy"
+side_by_side = false
+k = 4
+expect = { startup_s = 600, throughput_ratio = { "1" = 1.2 } }
+workload = { count = 4, length = 16, max_tokens = 32, throughput_count = 4, throughput_tokens = 16 }
+engine.vllm = { args = ["--max-model-len", "512"] }
+"""
+"""`long` is `heavy`, whose speed is its own, in rounds four times as long: shorter ones vary by a tenth on two
+processors. `turns` is `heavy` as if two servers did not fit.
+"""
+
+
 @pytest.fixture
-def gate(vllm_python, tmp_path):
+def gate(hold_against, vllm_python):
     """Return a function that holds a release, its Python given, against the one under test, on a canary."""
-
-    def run(new, *more, pair="small"):
-        command = [
-            sys.executable, "-m", "pytest", str(ROOT / "suites"),
-            "--engine", "vllm", "--pair", pair, "--runner", "v1",
-            "--from", str(vllm_python), "--to", str(new), "--runs", str(tmp_path / "runs"), *more,
-        ]  # fmt: skip
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=3000)
-        records = list((tmp_path / "runs").glob("*/record.json"))
-        assert records, done.stdout + done.stderr
-        record = json.loads(records[0].read_text())
-        record["cases"] = [case for case in record["cases"] if case.get("side") != "old"]
-        return Result(done.returncode, done.stdout + done.stderr, record)
-
-    return run
-
-
-def red(result):
-    """Return the findings on the new release that are not green, as one text."""
-    return "\n".join(
-        json.dumps(finding)
-        for item in result.record["cases"][0]["judgements"]
-        for finding in item["findings"]
-        if finding["verdict"] != "PASS"
-    )
+    return functools.partial(hold_against, "vllm", "v1", vllm_python, pairs=PAIRS)
 
 
 @pytest.mark.parametrize("pair", ["small", "heavy"])
@@ -55,16 +49,6 @@ def test_the_same_release_may_be_upgraded(gate, vllm_python, tmp_path, pair):
     timed = {"test_upgrade_throughput"} if pair == "heavy" else set()
     assert tests == {"test_upgrade_record", "test_upgrade_acceptance"} | timed
 
-
-LONG = """
-[pairs.long]
-canary = "heavy"
-k = 4
-expect = { startup_s = 600, throughput_ratio = { "1" = 1.2 } }
-workload = { count = 4, length = 16, max_tokens = 32, throughput_count = 4, throughput_tokens = 64 }
-engine.vllm = { args = ["--max-model-len", "512"] }
-"""
-"""`heavy`, whose speed is its own, in rounds four times as long: shorter ones vary by a tenth on two processors."""
 
 NAMED = {
     "dropped_tensors": ("o_proj",),
@@ -80,21 +64,27 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(REGRESSIONS))
+@pytest.mark.parametrize("name", names("vllm"))
 def test_a_regression_is_named(gate, vllm_python, tmp_path, name):
     more = ()
     # Figures are told apart on a drafter that is wrong at times.
     pair = {"slower_steps": "long", "changed_meaning": "small-wrong"}.get(name, "small")
     if pair == "long":
-        # Nothing else of a slow release is wrong.
-        (tmp_path / "pairs.toml").write_text(LONG)
-        more = ("--pairs-file", str(tmp_path / "pairs.toml"), "-k", "startup or upgrade_throughput")
+        more = ("-k", "startup or upgrade_throughput")  # nothing else of a slow release is wrong
     python = regressed(vllm_python, name, tmp_path / "regressed")
     result = gate(python, *more, pair=pair)
     assert result.status == 1, result.output
     assert "do not upgrade" in result.output
     for words in NAMED[name]:
         assert words in red(result), red(result)
+
+
+def test_the_same_release_in_turns_as_if_two_servers_did_not_fit(gate, vllm_python):
+    result = gate(vllm_python, "-k", "startup or upgrade", pair="turns")
+    assert result.status == 0, result.output
+    [timed] = [item for item in result.record["cases"][0]["judgements"] if item["test"] == "test_upgrade_throughput"]
+    assert timed["measurements"]["in_turns"] is True
+    assert {each["pair"] for each in timed["measurements"]["old_rounds"]} >= {0, 1, 2, 3}
 
 
 def test_a_release_that_cannot_be_had(gate):

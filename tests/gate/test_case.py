@@ -207,6 +207,35 @@ def test_a_server_that_starts_again_leaves_no_evidence_of_the_one_before(cache, 
     assert list((tmp_path / "evidence").iterdir()) == []
 
 
+LOG = """\
+(EngineCore pid=1) INFO 11-30 [metrics.py:98] SpecDecoding metrics: Mean acceptance length: 3.05, Accepted throughput: \
+8.2 tokens/s, Per-position acceptance rate: 0.900, 0.750, 0.4, Avg Draft acceptance rate: 68.2%
+(APIServer pid=2) INFO 11-30 [loggers.py:259] Engine 000: Avg acceptance length: 9.9, Running: 1 reqs
+\xff\xfe not text
+"""
+
+
+def test_what_the_log_of_the_speculative_server_says_of_acceptance(cache, tmp_path):
+    case = make(SMALL, cache, tmp_path)
+    log = tmp_path / "server.log"
+    log.write_bytes(LOG.encode("latin-1"))
+    asked = []
+    case.pool = types.SimpleNamespace(
+        get=lambda spec, folder, ready: asked.append(spec.name) or types.SimpleNamespace(log_path=log, base_url=""),
+        holds=lambda spec: True,
+    )
+    spoken = case.spoken()
+    assert (spoken.every, spoken.seconds) == (None, 11.0)
+    [line] = spoken.lines()
+    assert line["log Mean acceptance length"].value == 3.05
+    assert line["log Per-position acceptance rate"].value == (0.9, 0.75, 0.4)
+    assert 9.9 not in [said.value for said in line.values()], "another line's figure, of the same name or not"
+    with log.open("a") as more:
+        more.write("SpecDecoding metrics: Mean acceptance length: 1.00\n")
+    assert [each["log Mean acceptance length"].value for each in spoken.lines()] == [3.05, 1.0], "read anew each time"
+    assert set(asked) == {"c-spec"}
+
+
 class Shown:
     """An adapter whose server shows something, or cannot."""
 

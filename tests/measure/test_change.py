@@ -8,11 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from harness.errors import EvidenceError, UsageError
+from harness.errors import EvidenceError, ServerError, UsageError
 from harness.measure import acceptance
 from harness.measure.change import (
     ACCEPTANCE_TOLERANCE,
+    TURN,
     acceptance_change,
+    measure_in_turns,
     measure_until_decided,
     throughput_change,
 )
@@ -480,3 +482,89 @@ def test_a_comparison_that_could_show_nothing_is_refused(settings, words):
 def test_counts_of_a_round_are_what_the_yield_is_taken_from():
     run = served()
     assert run.new_rounds[0].counts == Counts(42, 168, 168, (42,) * 4)
+
+
+class Starts:
+    """What was started, in order. Speeds of starts differ by `spread`; the start numbered `fails` does not come up."""
+
+    def __init__(self, spread=0.0, fails=None, **new):
+        self.order, self.clock, self.spread, self.fails = [], VirtualClock(), spread, fails
+        self.settings = {"old": {}, "new": new}
+        self.noise = np.random.default_rng(3)
+
+    def start(self, label):
+        if len(self.order) == self.fails:
+            raise ServerError("the server did not start", remedy="read its log")
+        self.order.append(label)
+        settings = {"step_s": Engine.step_s, **self.settings[label]}
+        settings["step_s"] *= math.exp(self.spread * self.noise.normal())
+        return Engine(label=label, clock=self.clock, seed=len(self.order), **settings)
+
+    def measure(self, ladder=(1,), max_pairs=8):
+        return measure_in_turns(
+            lambda: self.start("old"),
+            lambda: self.start("new"),
+            prompts(3),
+            32,
+            concurrency_ladder=ladder,
+            plan=plan(max_pairs=max_pairs, looks=max_pairs // 4, loads=len(ladder)),
+            clock=self.clock,
+        )
+
+
+def test_releases_that_take_turns_start_anew_for_each_round_until_decided():
+    starts = Starts(spread=0.005)
+    run = starts.measure(ladder=(1, 2))
+    judgement = throughput_change(run)
+    assert judgement.verdict is Verdict.PASS, judgement.as_text()
+    assert starts.order == [{"A": "new", "B": "old"}[side] for side in "ABBABAAB"], "the first look decides"
+    assert run.ended == {1: "decided", 2: "decided"}
+    assert judgement.measurements["in_turns"] is True
+    assert "each on a server started for it" in judgement.as_text()
+    lengths = {(each.concurrency, each.pair is None): len(each.requests) for each in run.rounds}
+    assert lengths == {(1, True): 3, (1, False): 3 * TURN, (2, True): 6, (2, False): 6 * TURN}
+
+
+def test_a_slower_release_fails_though_it_takes_turns_and_starts_differ():
+    judgement = throughput_change(Starts(spread=0.02, step_s=1.15 * Engine.step_s).measure())
+    assert red(judgement) == {"CHG020": Verdict.FAIL}
+    assert "step time" in judgement.as_text()
+
+
+def test_starts_that_differ_as_much_as_a_loss_decide_nothing():
+    starts = Starts(spread=0.3)
+    judgement = throughput_change(starts.measure())
+    assert red(judgement) == {"CHG020": Verdict.INCONCLUSIVE}
+    assert len(starts.order) == 16
+
+
+class Unsteady(Engine):
+    """Steady for the requests of its first load, 3 to warm up and 3 x TURN; later ones take its start's own time."""
+
+    asked = 0
+
+    def generate(self, prompt, max_tokens):
+        self.asked += 1
+        if self.asked == 3 + 3 * TURN + 1:
+            self.step_s *= math.exp(self._noise.uniform(-1, 1))
+        return super().generate(prompt, max_tokens)
+
+
+def test_a_load_that_is_decided_is_not_put_on_again():
+    starts = Starts()
+    steady = starts.start
+    starts.start = lambda label: Unsteady(label=label, clock=starts.clock, seed=steady(label).seed)
+    run = starts.measure(ladder=(1, 2))
+    assert [len(run.pairs(concurrency)) for concurrency in (1, 2)] == [4, 8]
+    assert red(throughput_change(run)) == {"CHG020": Verdict.INCONCLUSIVE}
+
+
+def test_a_start_that_fails_later_keeps_what_was_measured_and_says_so():
+    run = Starts(fails=5).measure()
+    judgement = throughput_change(run)
+    assert red(judgement) == {"CHG005": Verdict.INVALID}
+    assert "in pair 2, counted from 0: the server did not start" in judgement.as_text()
+    assert "2 pairs at concurrency 1" in judgement.as_text()
+    assert len(judgement.measurements["new_rounds"]) == 2 * 2
+    with pytest.raises(ServerError, match="did not start"):
+        Starts(fails=1).measure()
