@@ -57,12 +57,13 @@ def hold_against(tmp_path):
     """Run the gate as a user would; return the exit status, the output, and the record of the new release alone."""
 
     def run(engine, runner, old, new, *more, pair="small", pairs=""):
-        (tmp_path / "pairs.toml").write_text(pairs)
+        file = tmp_path / "pairs.toml"
+        file.write_text(pairs)
         done = subprocess.run(
             [
                 sys.executable, "-m", "harness.cli", "gate", "--engine", engine, "--runner", runner, "--pair", pair,
-                "--pairs-file", str(tmp_path / "pairs.toml"), "--from", str(old), "--to", str(new),
-                "--runs", str(tmp_path / "runs"), *more,
+                "--from", str(old), "--to", str(new), "--runs", str(tmp_path / "runs"),
+                *(["--pairs-file", str(file)] if pairs else []), *more,
             ],
             cwd=ROOT, capture_output=True, text=True, check=False, timeout=3000,
         )  # fmt: skip

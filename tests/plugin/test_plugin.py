@@ -5,9 +5,12 @@ import os
 import sqlite3
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+
+from fixtures import plugin
 
 ROOT = Path(__file__).parents[2]
 
@@ -367,6 +370,33 @@ def test_a_comparison_runs_the_old_side_first_and_judges_the_new_one(project):
     assert record["verdict"] == "INCONCLUSIVE"
     assert record["comparison"] == {"old": "0.28.0", "new": "0.32.0"}
     assert "from 0.28.0 to 0.32.0: not decided: too little data" in done.stdout
+
+
+class Served:
+    """A case of which only its servers matter."""
+
+    def __init__(self, *, side_by_side):
+        self.pair = types.SimpleNamespace(side_by_side=side_by_side)
+        self.serves = {"speculative", "plain"}
+
+    def stop(self, *, speculative):
+        self.serves.discard("speculative" if speculative else "plain")
+
+    def release(self):
+        self.serves.clear()
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_the_old_side_stays_until_the_new_one_ends(side_by_side):
+    keys = {side: types.SimpleNamespace(side=side, subject="pair") for side in ("old", "new")}
+    cases = {side: Served(side_by_side=side_by_side) for side in keys}
+    olds = {"pair": cases["old"]}
+    plugin._end(olds, keys["old"], cases["old"])
+    assert olds == {"pair": cases["old"]}, "the comparison needs it"
+    assert cases["old"].serves == ({"speculative"} if side_by_side else set())
+    plugin._end(olds, keys["new"], cases["new"])
+    assert olds == {}
+    assert not cases["old"].serves | cases["new"].serves
 
 
 def test_one_release_asks_for_no_comparison(project):
