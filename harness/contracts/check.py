@@ -16,6 +16,7 @@ from harness.checkpoint.read import Checkpoint
 from harness.checkpoint.recognise import Recognition, recognise
 from harness.contracts import shapes
 from harness.contracts.config import IDS, effective, settings
+from harness.contracts.embedding import EMBEDDING, is_the_targets
 from harness.contracts.model import Condition, Contract, Fate, Parameter, numbered, split
 from harness.contracts.trials import NATIVE
 from harness.verdict import Verdict, some, worst
@@ -39,6 +40,7 @@ CODES: Mapping[str, str] = {
     "CHK301": "parameters that nothing fills",
     "CHK302": "no d2t for a smaller draft vocabulary",
     "CHK303": "parameters that the target fills",
+    "CHK304": "an embedding that the target's replaces",
     "CHK401": "a setting that the release ignores",
     "CHK402": "layer ids that the release does not read",
     "CHK403": "layer ids that engines read differently",
@@ -111,8 +113,13 @@ def unknown_release(release: str, known: Sequence[str]) -> Report:
     )
 
 
-def check(drafter: Checkpoint, target: Checkpoint | None, contract: Contract) -> Report:
-    """Judge a drafter against one release. `target` None leaves out what only the target tells."""
+def check(
+    drafter: Checkpoint, target: Checkpoint | None, contract: Contract, *, other_embedding: bool | None = False
+) -> Report:
+    """Judge a drafter against one release. `target` None leaves out what only the target tells.
+
+    `other_embedding` is what `embedding.differs` says of the two, for that takes their data; False does not ask.
+    """
     about, _ = recognise(drafter)
     where = str(drafter.files.config or drafter.folder)
     if about.method not in ("eagle3", "p-eagle"):
@@ -125,6 +132,7 @@ def check(drafter: Checkpoint, target: Checkpoint | None, contract: Contract) ->
         *case.route(),
         *case.keys(fates),
         *case.parameters(filled),
+        *(() if other_embedding is False else case.embedding(fates, other=other_embedding)),
         *case.settings(),
         *case.layer_ids(),
         *case.sizes(),
@@ -286,7 +294,9 @@ class _Case:
     def parameters(self, filled: Mapping[str, bool]) -> Iterator[Finding]:
         """Judge which parameters stay as constructed."""
         empty = [name for name, done in filled.items() if not done]
-        shared = [name for name in empty if name.endswith("embed_tokens.weight")]
+        # SGLang shares it with a drafter of the target's width alone.
+        shares = self.contract.engine != "sglang" or is_the_targets("sglang", self.config)
+        shared = [name for name in empty if shares and name.endswith(EMBEDDING)]
         # Constructed as zeros, which are added to the draft id: right where both vocabularies are one (vLLM 0.11.2 to
         # 0.28.0, models/llama_eagle3.py; later releases build no map then).
         full = self.about.draft_vocab is not None and self.about.draft_vocab == self.about.vocab
@@ -312,6 +322,26 @@ class _Case:
                 f"the draft vocabulary has {draft} tokens of {vocab}, and no d2t says which: draft ids are taken for "
                 "target ids", self.source, "export the drafter with its d2t",
             )  # fmt: skip
+
+    def embedding(self, fates: Mapping[str, Fate], *, other: bool | None) -> Iterator[Finding]:
+        """Judge an embedding that is loaded, then replaced by the target's; `other` None: of values not known."""
+        if not is_the_targets(self.contract.engine, self.config):
+            return
+        for key, fate in fates.items():
+            if fate.fate == "used" and key.endswith(EMBEDDING):
+                yield Finding(
+                    "CHK304",
+                    Severity.ERROR if other else Severity.NOTE,
+                    key,
+                    f"{key} is replaced by the target's embedding after the load"
+                    + (", which holds other values" if other else "; whether that holds other values is not known"),
+                    "set_embed, in SGLang's speculative/eagle_worker.py (0.4.6.post5 to 0.5.12) and eagle_worker_v2.py "
+                    "(0.5.5.post3 to 0.5.23)",
+                    "use a drafter that was trained on the target's embedding, or serve it with vLLM"
+                    if other
+                    else "give --target with its tensors",
+                    (key,),
+                )
 
     def settings(self) -> Iterator[Finding]:
         """Judge settings that change what the drafter computes, and that the release does not read."""

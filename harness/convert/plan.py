@@ -17,6 +17,7 @@ from harness.checkpoint.header import Dtype, Shard, Tensor
 from harness.checkpoint.read import Checkpoint
 from harness.checkpoint.strict_json import shorten
 from harness.contracts import check, model
+from harness.contracts.embedding import EMBEDDING, differs, embeddings, is_the_targets
 from harness.contracts.model import Contract
 from harness.convert.drafter import BODY, EAGLE, IDS, OPTIONS, STAMP, TENSORS_OF, AuxIdsAre, Drafter, understand
 from harness.engines.releases import tested_release
@@ -176,7 +177,7 @@ def _assemble(
     added = _t2d(drafter) if target.t2d == "needed" and drafter.has("d2t") and not drafter.has("t2d") else {}
     options = {option: value and option not in gone for option, value in drafter.options.items()}
     notes = [*drafter.notes, f"auxiliary layers: {drafter.aux_source}"]
-    if request.to == "sglang" and drafter.has(_EMBEDDING) and not _embeddings(request.target):
+    if _gives_way(drafter, request) and not embeddings(request.target):
         notes.append("SGLang serves with the target's embedding, not the drafter's: give --target to compare the two")
     where = str(drafter.checkpoint.files.config)
     config = _Writer(drafter, request, options, gone, notes, where).config()
@@ -218,30 +219,22 @@ def _dialect_losses(drafter: Drafter, to: str) -> Iterator[Loss]:
         )
 
 
-_EMBEDDING = "embed_tokens.weight"
+def _gives_way(drafter: Drafter, request: Request) -> bool:
+    """Whether an embedding of the drafter's own is replaced by the target's."""
+    return drafter.has(EMBEDDING) and is_the_targets(request.to, drafter.body)
 
 
 def _replaced(drafter: Drafter, request: Request) -> Iterator[Loss]:
     """Yield the embedding that SGLang replaces by the target's after the load, if the two are known to differ."""
-    target = request.target
-    if request.to != "sglang" or not drafter.has(_EMBEDDING) or target is None or not (theirs := _embeddings(target)):
+    if not _gives_way(drafter, request):
         return
-    from harness.checkpoint.data import alike  # noqa: PLC0415 -- imports numpy
-
-    [ours] = [written for written, common in drafter.names.items() if common == _EMBEDDING]
-    mine = drafter.checkpoint.shard_of(ours)
-    if not any(alike(mine, ours, target.shard_of(name), name) for name in theirs):
+    if differs(drafter.checkpoint, request.target):
         yield Loss(
-            _EMBEDDING,
+            EMBEDDING,
             "SGLang gives every EAGLE-3 drafter the target's embedding after the load (0.5.23, speculative/"
             "eagle_worker_v2.py), and the target's holds other values: the drafter would accept next to nothing",
-            (_EMBEDDING,),
+            (EMBEDDING,),
         )
-
-
-def _embeddings(target: Checkpoint | None) -> list[str]:
-    """Return the target's embeddings: none if there is no target, or no tensors of it."""
-    return [name for name in (() if target is None else target.tensors) if name.endswith(_EMBEDDING)]
 
 
 _OWNED = {

@@ -14,6 +14,7 @@ JUDGES: Mapping[str, Judge] = {
     "DIA102": figures.off,
     "DIA201": loading.names,
     "DIA202": loading.unfilled,
+    "DIA203": loading.embedding,
     "DIA301": feeding.single_state,
     "DIA302": feeding.layers,
     "DIA401": loading.mapping,

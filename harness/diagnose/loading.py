@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.checkpoint.findings import Severity
 from harness.diagnose.acceptance import State
 from harness.diagnose.rules import (
     accepted_as_trained,
@@ -20,7 +21,7 @@ from harness.diagnose.static import Release
 from harness.diagnose.verdicts import Case, Opinion, Status, confirmed, excluded, likely, remains
 from harness.verdict import some
 
-__all__ = ["mapping", "matrices", "names", "unfilled"]
+__all__ = ["embedding", "mapping", "matrices", "names", "unfilled"]
 
 _MAPS = ("d2t", "hot_token_id", "draft_id_to_target_id")
 """The vocabulary map: the checkpoint's key, SGLang's attribute, vLLM's parameter."""
@@ -197,3 +198,27 @@ mapping = first(
     otherwise=_sound,
 )
 """DIA401: the draft vocabulary map."""
+
+
+def _replaced(case: Case) -> Opinion:
+    static = known_drafter(case)
+    replacing = {release.name: told[0] for release in static.releases if (told := release.of("CHK304"))}
+    if not replacing:
+        text = f"{listed(static.releases)}: the drafter has no embedding but the target's, or keeps its own"
+        return excluded(text) if static.exact else remains(text)
+    found = next(iter(replacing.values()))
+    text = f"{', '.join(replacing)}: {found.summary} [{found.source}]"
+    if found.severity is not Severity.ERROR:
+        return remains(text)
+    return (confirmed if len(replacing) == len(static.releases) else likely)(text, remedy=found.remedy)
+
+
+embedding = first(
+    by_record("WGT008"),
+    accepted_as_trained,
+    idle,
+    no_drafter,
+    not_checked,
+    otherwise=_replaced,
+)
+"""DIA203: whose embedding the drafter computes with."""

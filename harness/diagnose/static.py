@@ -10,7 +10,7 @@ from harness.checkpoint import vocabulary
 from harness.checkpoint.findings import Finding as Inspected
 from harness.checkpoint.read import Checkpoint
 from harness.checkpoint.recognise import Recognition, recognise
-from harness.contracts import check, model
+from harness.contracts import check, embedding, model
 from harness.contracts.config import effective
 from harness.contracts.environment import ENGINES
 from harness.diagnose.acceptance import Acceptance, prints_like
@@ -72,18 +72,21 @@ class Static:
 
 
 def look(drafter: Checkpoint, target: Checkpoint | None, symptoms: Symptoms, acceptance: Acceptance) -> Static:
-    """Say what can be said without starting anything. Raises CheckpointError if a vocabulary map cannot be read."""
+    """Say what can be said without starting anything. Raises CheckpointError if a tensor cannot be read."""
     about, findings = recognise(drafter)
     _, more = vocabulary.judge(drafter, about)
     contracts, exact, between = _releases(symptoms, acceptance.counts_root)
     if about.method not in ("eagle3", "p-eagle"):
         contracts, exact, between = (), False, False
-    releases = tuple(_ask(drafter, target, contract) for contract in contracts)
+    other_embedding = embedding.differs(drafter, target) if contracts else False
+    releases = tuple(_ask(drafter, target, contract, other_embedding) for contract in contracts)
     return Static(drafter, target, about, (*findings, *more), releases, exact=exact, between=between)
 
 
-def _ask(drafter: Checkpoint, target: Checkpoint | None, contract: model.Contract) -> Release:
-    report = check.check(drafter, target, contract)
+def _ask(
+    drafter: Checkpoint, target: Checkpoint | None, contract: model.Contract, other_embedding: bool | None
+) -> Release:
+    report = check.check(drafter, target, contract, other_embedding=other_embedding)
     by_code = {code: [name for f in report.findings if f.code == code for name in f.names] for code in check.CODES}
     have = {model.split(key)[2] for key in drafter.tensors}
     built = contract.built(contract.holding(effective(drafter.config)))

@@ -14,7 +14,7 @@ from harness.canary.spec import CanarySpec
 from harness.checkpoint.read import read
 from harness.cli import main
 from harness.contracts import check as checking
-from harness.contracts import model
+from harness.contracts import embedding, model
 from harness.contracts.check import CODES, check
 from harness.verdict import Verdict
 
@@ -90,6 +90,46 @@ def test_the_incident(made):
     assert "--to sglang --engine-version 0.5.1" in dropped.remedy
     assert judged(NEW, pair.drafter, pair.target).verdict is Verdict.PASS
     assert judged(VLLM, pair.drafter, pair.target).verdict is Verdict.PASS
+
+
+def embedded(pair, release, target=True, **config):
+    """Return the report on a drafter with an embedding of its own, as the command makes it."""
+    folder = read(pair.target) if target else None
+    drafter = read(pair.drafter)
+    drafter = dataclasses.replace(drafter, config={**drafter.config, **config})
+    return check(drafter, folder, contract(release), other_embedding=embedding.differs(drafter, folder))
+
+
+@pytest.mark.parametrize("release", [OLD, NEW])
+def test_an_embedding_that_the_target_s_replaces(made, release):
+    pair = made(own_embed_tokens=True)
+    report = embedded(pair, release)
+    assert codes(report, Verdict.FAIL) == {"CHK304"}
+    assert "vLLM" in next(finding for finding in report.findings if finding.code == "CHK304").remedy
+    unknown = embedded(pair, release, target=False)
+    assert "CHK304" in codes(unknown, Verdict.PASS)
+    assert "CHK304" not in codes(embedded(made(), release)), "it brings none"
+
+
+def test_an_embedding_that_stays_the_drafters(made, edited):
+    pair = made(own_embed_tokens=True)
+    assert codes(embedded(pair, VLLM), Verdict.FAIL) == set()
+    assert "CHK304" not in codes(embedded(pair, NEW, target_hidden_size=128)), "the target is of another width"
+    file = read(pair.target)
+    [name] = embedding.embeddings(file)
+    with safe_open(pair.target / "model.safetensors", framework="np") as held:
+        theirs = held.get_tensor(name)
+    folder, target = edited(tensors=lambda held: held | {"embed_tokens.weight": theirs}, own_embed_tokens=True)
+    same = read(folder)
+    assert embedding.differs(same, read(target)) is False
+
+
+def test_no_embedding_on_a_release_that_shares_none(made):
+    drafter = read(made().drafter)
+    for width, code in ((256, "CHK303"), (512, "CHK301")):
+        drafter = dataclasses.replace(drafter, config={**drafter.config, "target_hidden_size": width})
+        found = [finding for finding in check(drafter, None, contract(NEW)).findings if finding.code == code]
+        assert any("embed_tokens.weight" in name for finding in found for name in finding.names), (width, code)
 
 
 @pytest.mark.parametrize(("release", "code"), [(OLD, "CHK201"), (NEW, "CHK201"), (VLLM, "CHK203")])

@@ -82,8 +82,9 @@ def drafter(folder, layer="midlayer.", *, without=(), d2t=OFFSETS, **config):
     return write(folder, found, CONFIG | config, d2t)
 
 
-def target(folder, **config):
-    """Write a target of which only the config matters."""
-    found = {"model.embed_tokens.weight": ("BF16", [VOCAB, HIDDEN]), "lm_head.weight": ("BF16", [VOCAB, HIDDEN])}
+def target(folder, *, embedding=False, **config):
+    """Write a target of which only the config matters, and its embedding if it is asked for: the drafter's, zeros."""
+    found = {"lm_head.weight": ("BF16", [VOCAB, HIDDEN])}
+    found |= {"model.embed_tokens.weight": ("BF16", [VOCAB, HIDDEN])} if embedding else {}
     found |= {f"model.layers.{n}.input_layernorm.weight": ("BF16", [HIDDEN]) for n in range(2)}
     return write(folder, found, TARGET_CONFIG | config)

@@ -139,6 +139,21 @@ def _on(path, engine, *more):
     return (*DEAD[:2], "--draft-tokens", "5", "--engine", engine, "--algorithm", "EAGLE3", "--drafter", path, *more)
 
 
+def other_embedding(path):
+    """Write a target whose embedding begins with another number than the drafter's."""
+    folder = target(path, embedding=True)
+    with (folder / "model.safetensors").open("r+b") as handle:
+        start = 8 + int.from_bytes(handle.read(8), "little")
+        handle.seek(start + target_offset(handle, start))
+        handle.write(b"\x80\x3f")
+    return folder
+
+
+def target_offset(handle, start):
+    handle.seek(8)
+    return json.loads(handle.read(start - 8))["model.embed_tokens.weight"]["data_offsets"][0]
+
+
 CASES = {
     "a rate alone": ("DIA101", lambda _: ("--engine", "sglang", "--accept-rate", "0.20", "--draft-tokens", "5")),
     "a good length, a rate that looks low": (
@@ -161,6 +176,10 @@ CASES = {
         "DIA202", lambda p: _on(drafter(p, without=["midlayer.self_attn.k_proj.weight"]), "sglang==0.5.23"),
     ),
     "a record with an unfilled parameter": ("DIA202", lambda _: ("--record", SEEN / "sglang-unfilled.json")),
+    "an embedding of its own": (
+        "DIA203",
+        lambda p: _on(drafter(p / "d"), "sglang==0.5.23", "--target", other_embedding(p / "t")),
+    ),
     "EAGLE for EAGLE3": (
         "DIA301", lambda p: (*DEAD, "--engine", "sglang==0.5.8", "--algorithm", "EAGLE", "--drafter", drafter(p)),
     ),
@@ -299,6 +318,7 @@ def test_a_record_excludes_by_what_was_seen(diagnose):
         ("WGT003", "FAIL", "10 keys of the drafter landed nowhere", "dropped: layers.0.a.weight", "DIA201"),
         ("WGT003", "FAIL", "1 keys of the drafter landed nowhere", "dropped: d2t", "DIA401"),
         ("WGT004", "FAIL", "1 of 12 tensors of the drafter were not filled", "model.fc.weight", "DIA202"),
+        ("WGT008", "FAIL", "1 keys of the drafter landed, and their tensors are the target's", "", "DIA203"),
         ("WGT005", "FAIL", "a config key was never read", "norm_before_residual = True", "DIA601"),
         ("AUX002", "FAIL", "7168 arrives, 21504 expected, projection bypassed", "", "DIA301"),
         ("AUX005", "FAIL", "layers [2, 30, 58] were captured instead of [1, 20, 40]", "", "DIA302"),
