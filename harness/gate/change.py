@@ -39,11 +39,12 @@ class Change:
         Raises what `harness.measure.acceptance.measure` raises.
         """
         pair, prompts = self.new.pair, self.new.prompts
-        sides = [case.endpoint(speculative=True) for case in (self.old, self.new)]
+        # The new one has answered last, so where they take turns it need not start again.
+        sides = [case.endpoint(speculative=True) for case in (self.new, self.old)]
         parts = [[prompt] for prompt in prompts] if pair.side_by_side else [prompts]
         tokens = pair.workload.max_tokens
         runs = [[acceptance.measure(side, part, tokens, pair.k) for side in sides] for part in parts]
-        return _joined([old for old, _ in runs]), _joined([new for _, new in runs])
+        return _joined([old for _, old in runs]), _joined([new for new, _ in runs])
 
     def throughput(self) -> ThroughputChange:
         """Load both releases in turn, at each concurrency that the pair promises something at, until it is decided.

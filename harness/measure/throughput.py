@@ -125,7 +125,8 @@ def measure(
     """Run `rounds` pairs of rounds at each load, A B B A B A A B (A with speculation), after one warm-up of each.
 
     `rounds` is even, so that each side comes first equally often and a steady drift of the machine cancels. Not
-    `interleaved`, all of A comes before all of B, for servers that cannot run side by side. `clock` returns seconds.
+    `interleaved`, all of B comes before all of A, for servers that cannot run side by side: the losslessness suite
+    has left B running. `clock` returns seconds.
     Raises UsageError for unusable arguments, and what `Endpoint.generate` raises.
     """
     check_load(prompts, max_tokens, concurrency_ladder)
@@ -148,7 +149,7 @@ def measure(
         )
 
     both = ((spec_endpoint, True), (plain_endpoint, False))
-    for sides in (both,) if interleaved else ((side,) for side in both):
+    for sides in (both,) if interleaved else ((side,) for side in reversed(both)):
         for concurrency in concurrency_ladder:
             for endpoint, speculative in sides:
                 one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=None)
@@ -336,7 +337,7 @@ def _measured(run: ThroughputRun, thresholds: Mapping[int, float]) -> Iterator[F
 def _speed_up(run: ThroughputRun, concurrency: int, threshold: float, alpha: float, alpha_fail: float) -> Finding:
     pairs = run.pairs(concurrency)
     order = (
-        "A B B A B A A B" if run.interleaved else "all with speculation before all without, so a drift does not cancel"
+        "A B B A B A A B" if run.interleaved else "all without speculation before all with, so a drift does not cancel"
     )
     ratios = [pair.log_ratio for pair in pairs]
     bounds = mean_bounds(ratios, alpha)

@@ -41,11 +41,11 @@ def test_servers_that_take_turns_are_measured_one_after_the_other_and_it_is_said
     measured = throughput.measure(
         spec, plain, prompts(6), TOKENS, concurrency_ladder=(1, 2), rounds=2, interleaved=False, clock=clock
     )
-    assert [each.speculative for each in measured.rounds] == [True] * 6 + [False] * 6
+    assert [each.speculative for each in measured.rounds] == [False] * 6 + [True] * 6
     assert [each.concurrency for each in measured.rounds] == [1, 1, 1, 2, 2, 2] * 2
     judgement = throughput.judge(measured, {1: 1.0, 2: 1.0})
     assert judgement.verdict is Verdict.PASS
-    assert "all with speculation before all without" in judgement.findings[0].source
+    assert "all without speculation before all with" in judgement.findings[0].source
 
 
 def test_rounds_alternate_a_b_b_a_b_a_a_b_after_a_recorded_warm_up():
