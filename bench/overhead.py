@@ -53,13 +53,16 @@ def account(record: Mapping[str, Any], wall_s: float | None = None) -> Account:
     Without it, it is what the record says: from pytest's start to its end, to the second.
 
     Raises:
-        ValueError: the record is of a run that did not end, or that has no start-up times or measurements.
+        ValueError: the record is of a run that did not end, that has no start-up times or measurements, or of a pair
+            whose servers took turns.
 
     """
     if not record["complete"]:
         raise ValueError("the run did not come to its end, so its wall time says nothing")
     if wall_s is None:
         wall_s = (_time(record["finished"]) - _time(record["started"])).total_seconds()
+    if any(case.get("pair", {}).get("side_by_side") is False for case in record["cases"]):
+        raise ValueError("servers took turns: only the first start of each is timed in the record")
     startup: dict[str, float] = {}
     decoding: dict[str, float] = {}
     own: dict[str, float] = {}

@@ -36,6 +36,8 @@ def measure(identity: EngineIdentity, times: int, rest: list[str], folder: Path)
             raise SystemExit(f"bench: gate {number} ended with {status} and left no record")
         records.append(json.loads(found[0].read_text(encoding="utf-8")))
         tell(f"gate {number}: {records[-1]['verdict']}")
+        if not any(item["suite"] == "upgrade" for case in records[-1]["cases"] for item in case["judgements"]):
+            raise SystemExit("bench: nothing was held against the old release; -k must leave it a suite")
     return records
 
 

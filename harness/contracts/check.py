@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.canary.dialects import DIALECTS
@@ -16,12 +16,12 @@ from harness.checkpoint.read import Checkpoint
 from harness.checkpoint.recognise import Recognition, recognise
 from harness.contracts import shapes
 from harness.contracts.config import IDS, effective, settings
-from harness.contracts.embedding import EMBEDDING, is_the_targets
+from harness.contracts.embedding import EMBEDDING, differs, embeddings, gives_way
 from harness.contracts.model import Condition, Contract, Fate, Parameter, numbered, split
 from harness.contracts.trials import NATIVE
 from harness.verdict import Verdict, some, worst
 
-__all__ = ["CODES", "Finding", "Report", "check", "unknown_release"]
+__all__ = ["CODES", "Finding", "Report", "check", "other_embedding", "unknown_release"]
 
 _NAMED = 8
 """How many names a finding spells out; `--format json` has all of them."""
@@ -132,13 +132,25 @@ def check(
         *case.route(),
         *case.keys(fates),
         *case.parameters(filled),
-        *(() if other_embedding is False else case.embedding(fates, other=other_embedding)),
+        *(() if other_embedding is False else case.embedding(other=other_embedding)),
         *case.settings(),
         *case.layer_ids(),
         *case.sizes(),
     ]
     order = {severity: rank for rank, severity in enumerate(Severity)}
     return Report(contract.release, tuple(sorted(findings, key=lambda f: (order[f.severity], f.code))), fates, filled)
+
+
+def other_embedding(
+    drafter: Checkpoint, target: Checkpoint | None, contracts: Iterable[Contract | None]
+) -> bool | None:
+    """Return `embedding.differs` if one of the releases makes it matter, else False: the tensors are large.
+
+    Raises CheckpointError if they cannot be read.
+    """
+    config = effective(drafter.config)
+    matters = any(gives_way(each.engine, each.version, config) is not False for each in contracts if each)
+    return differs(drafter, target) if matters else False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,7 +307,7 @@ class _Case:
         """Judge which parameters stay as constructed."""
         empty = [name for name, done in filled.items() if not done]
         # SGLang shares it with a drafter of the target's width alone.
-        shares = self.contract.engine != "sglang" or is_the_targets("sglang", self.config)
+        shares = self.contract.engine != "sglang" or self.gives_way is not False
         shared = [name for name in empty if shares and name.endswith(EMBEDDING)]
         # Constructed as zeros, which are added to the draft id: right where both vocabularies are one (vLLM 0.11.2 to
         # 0.28.0, models/llama_eagle3.py; later releases build no map then).
@@ -323,25 +335,31 @@ class _Case:
                 "target ids", self.source, "export the drafter with its d2t",
             )  # fmt: skip
 
-    def embedding(self, fates: Mapping[str, Fate], *, other: bool | None) -> Iterator[Finding]:
-        """Judge an embedding that is loaded, then replaced by the target's; `other` None: of values not known."""
-        if not is_the_targets(self.contract.engine, self.config):
+    @functools.cached_property
+    def gives_way(self) -> bool | None:
+        """Whether the target's embedding takes the place of the drafter's; None if that is not known."""
+        return gives_way(self.contract.engine, self.contract.version, self.config)
+
+    def embedding(self, *, other: bool | None) -> Iterator[Finding]:
+        """Judge an embedding whose place the target's takes after the load; `other` None: of values not known."""
+        if self.gives_way is False:
             return
-        for key, fate in fates.items():
-            if fate.fate == "used" and key.endswith(EMBEDDING):
-                yield Finding(
-                    "CHK304",
-                    Severity.ERROR if other else Severity.NOTE,
-                    key,
-                    f"{key} is replaced by the target's embedding after the load"
-                    + (", which holds other values" if other else "; whether that holds other values is not known"),
-                    "set_embed, in SGLang's speculative/eagle_worker.py (0.4.6.post5 to 0.5.12) and eagle_worker_v2.py "
-                    "(0.5.5.post3 to 0.5.23)",
-                    "use a drafter that was trained on the target's embedding, or serve it with vLLM"
-                    if other
-                    else "give --target with its tensors",
-                    (key,),
-                )
+        known = self.gives_way is True
+        for key in embeddings(self.drafter):
+            what = f"{key} is replaced by the target's embedding after the load"
+            if not known:
+                what = f"whether {what} was not read of this release"
+            yield Finding(
+                "CHK304",
+                Severity.ERROR if known and other else Severity.NOTE,
+                key,
+                what + ("; whether that holds other values is not known" if other is None else ", which holds others"),
+                "read in SGLang 0.4.6.post5 to 0.5.23: set_embed in speculative/eagle_worker.py and eagle_worker_v2.py",
+                "give --target with its tensors"
+                if other is None
+                else "use a drafter that was trained on the target's embedding, or serve it with vLLM",
+                (key,),
+            )
 
     def settings(self) -> Iterator[Finding]:
         """Judge settings that change what the drafter computes, and that the release does not read."""

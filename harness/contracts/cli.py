@@ -55,7 +55,7 @@ def add_parsers(commands: Any) -> None:
 def run_check(arguments: argparse.Namespace) -> int:
     """Run `draftgate check`. Raises UsageError for input that means nothing."""
     from harness.checkpoint.read import read  # noqa: PLC0415 -- keeps other commands quick
-    from harness.contracts import check, embedding, model, show  # noqa: PLC0415 -- as above
+    from harness.contracts import check, model, show  # noqa: PLC0415 -- as above
     from harness.contracts.environment import engine_release  # noqa: PLC0415 -- as above
     from harness.verdict import worst  # noqa: PLC0415 -- as above
 
@@ -70,17 +70,14 @@ def run_check(arguments: argparse.Namespace) -> int:
     for text in arguments.engine:
         engine, release = engine_release(text)
         wanted.append(f"{engine}=={release.version}")
-    other_embedding = embedding.differs(drafter, target)
-    reports = []
-    for name in dict.fromkeys(wanted):
-        engine, _, version = name.partition("==")
-        contract = contracts.get(name) or model.shipped(engine, version)
-        known = model.versions(engine)
-        reports.append(
-            check.check(drafter, target, contract, other_embedding=other_embedding)
-            if contract
-            else check.unknown_release(name, known)
-        )
+    asked = {name: contracts.get(name) or model.shipped(*name.split("==", 1)) for name in wanted}
+    other = check.other_embedding(drafter, target, asked.values())
+    reports = [
+        check.check(drafter, target, contract, other_embedding=other)
+        if contract
+        else check.unknown_release(name, model.versions(name.partition("==")[0]))
+        for name, contract in asked.items()
+    ]
     print(show.render(reports, str(arguments.drafter), arguments.format), end="")
     return _EXIT[worst([report.verdict for report in reports])]
 

@@ -17,7 +17,7 @@ from harness.checkpoint.header import Dtype, Shard, Tensor
 from harness.checkpoint.read import Checkpoint
 from harness.checkpoint.strict_json import shorten
 from harness.contracts import check, model
-from harness.contracts.embedding import EMBEDDING, differs, embeddings, is_the_targets
+from harness.contracts.embedding import EMBEDDING, differs, embeddings, gives_way
 from harness.contracts.model import Contract
 from harness.convert.drafter import BODY, EAGLE, IDS, OPTIONS, STAMP, TENSORS_OF, AuxIdsAre, Drafter, understand
 from harness.engines.releases import tested_release
@@ -155,7 +155,7 @@ def make(checkpoint: Checkpoint, request: Request) -> Plan:
             "what enters the second one with hidden_norm, exporters and vLLM with input_layernorm",
             remedy="serve it with vLLM",
         )
-    lost = [*_dialect_losses(drafter, request.to), *_replaced(drafter, request)]
+    lost = [*_dialect_losses(drafter, request.to), *_replaced(drafter, request, release)]
     if contract is not None:
         lost += _release_losses(_assemble(drafter, request, release, contract, lost), request.target)
     _require_named(lost, request)
@@ -177,7 +177,7 @@ def _assemble(
     added = _t2d(drafter) if target.t2d == "needed" and drafter.has("d2t") and not drafter.has("t2d") else {}
     options = {option: value and option not in gone for option, value in drafter.options.items()}
     notes = [*drafter.notes, f"auxiliary layers: {drafter.aux_source}"]
-    if _gives_way(drafter, request) and not embeddings(request.target):
+    if _gives_way(drafter, release) and not embeddings(request.target):
         notes.append("SGLang serves with the target's embedding, not the drafter's: give --target to compare the two")
     where = str(drafter.checkpoint.files.config)
     config = _Writer(drafter, request, options, gone, notes, where).config()
@@ -219,14 +219,15 @@ def _dialect_losses(drafter: Drafter, to: str) -> Iterator[Loss]:
         )
 
 
-def _gives_way(drafter: Drafter, request: Request) -> bool:
-    """Whether an embedding of the drafter's own is replaced by the target's."""
-    return drafter.has(EMBEDDING) and is_the_targets(request.to, drafter.body)
+def _gives_way(drafter: Drafter, release: str) -> bool:
+    """Whether an embedding of the drafter's own is replaced by the target's, as far as is known."""
+    engine, _, version = release.partition("==")
+    return drafter.has(EMBEDDING) and gives_way(engine, version, drafter.body) is not False
 
 
-def _replaced(drafter: Drafter, request: Request) -> Iterator[Loss]:
+def _replaced(drafter: Drafter, request: Request, release: str) -> Iterator[Loss]:
     """Yield the embedding that SGLang replaces by the target's after the load, if the two are known to differ."""
-    if not _gives_way(drafter, request):
+    if not _gives_way(drafter, release):
         return
     if differs(drafter.checkpoint, request.target):
         yield Loss(

@@ -208,9 +208,11 @@ def _replaced(case: Case) -> Opinion:
         return excluded(text) if static.exact else remains(text)
     found = next(iter(replacing.values()))
     text = f"{', '.join(replacing)}: {found.summary} [{found.source}]"
-    if found.severity is not Severity.ERROR:
-        return remains(text)
-    return (confirmed if len(replacing) == len(static.releases) else likely)(text, remedy=found.remedy)
+    if found.severity is not Severity.ERROR or len(replacing) < len(static.releases):
+        return remains(text, remedy=found.remedy)
+    # One value that differs is enough to be told: how much it costs shows in what is accepted.
+    sure = static.exact and case.acceptance.state is State.DEAD
+    return (confirmed if sure else likely)(text, remedy=found.remedy)
 
 
 embedding = first(

@@ -10,7 +10,7 @@ from harness.checkpoint import vocabulary
 from harness.checkpoint.findings import Finding as Inspected
 from harness.checkpoint.read import Checkpoint
 from harness.checkpoint.recognise import Recognition, recognise
-from harness.contracts import check, embedding, model
+from harness.contracts import check, model
 from harness.contracts.config import effective
 from harness.contracts.environment import ENGINES
 from harness.diagnose.acceptance import Acceptance, prints_like
@@ -78,8 +78,8 @@ def look(drafter: Checkpoint, target: Checkpoint | None, symptoms: Symptoms, acc
     contracts, exact, between = _releases(symptoms, acceptance.counts_root)
     if about.method not in ("eagle3", "p-eagle"):
         contracts, exact, between = (), False, False
-    other_embedding = embedding.differs(drafter, target) if contracts else False
-    releases = tuple(_ask(drafter, target, contract, other_embedding) for contract in contracts)
+    other = check.other_embedding(drafter, target, contracts)
+    releases = tuple(_ask(drafter, target, contract, other) for contract in contracts)
     return Static(drafter, target, about, (*findings, *more), releases, exact=exact, between=between)
 
 

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -279,15 +278,20 @@ class Case:
         if speculative and not self.pool.holds(spec):
             # What a server that is gone has left there is no evidence of the one that starts.
             evidence = self.folder / "evidence"
-            shutil.rmtree(evidence, ignore_errors=True)
-            evidence.mkdir(parents=True)
+            if evidence.is_dir() and any(evidence.iterdir()):
+                evidence.rename(self.folder / f"evidence-{1 + len(self._earlier_evidence())}")
+            evidence.mkdir(parents=True, exist_ok=True)
         return self.pool.get(
             spec, self.folder / launch.label.removeprefix(f"{self.id}-"), lambda url: self.adapter.ready(launch, url)
         )
 
     def endpoint(self, *, speculative: bool) -> Endpoint:
-        """Return the measuring side of that server, which is started here if the pair's servers run side by side."""
+        """Return the measuring side of that server, which is started here if the pair's servers run side by side.
+
+        Raises what `ServerPool.get` raises; the error of a start that has failed at once, whoever is asked first.
+        """
         launch = self._speculative_launch if speculative else self._plain_launch
+        self.pool.fail_again(self.adapter.spec(self.identity, launch))
         connected: dict[str, Endpoint] = {}
 
         def connect() -> tuple[Endpoint, Server]:
@@ -300,6 +304,17 @@ class Case:
             both = connect()  # once: nothing is looked up again while requests are timed
             return _Watched(launch.label, launch.drafter is not None, lambda: both)
         return _Watched(launch.label, launch.drafter is not None, connect)
+
+    def started_anew(self) -> Endpoint:
+        """Start the speculative server, after an end of its last run and of the rivals', and return its endpoint.
+
+        Raises what `ServerPool.get` and `ServerPool.release` raise.
+        """
+        for each in (*self.rivals, self):
+            each.stop(speculative=True)
+        launch = self._speculative_launch
+        both = self.adapter.endpoint(launch, (server := self.server(speculative=True)).base_url), server
+        return _Watched(launch.label, True, lambda: both)
 
     def spoken(self) -> Log:
         """Return the log of the speculative server, where it tells of acceptance."""
@@ -322,7 +337,9 @@ class Case:
 
     def evidence(self) -> Evidence:
         """Return what the probe saw in the speculative server, which is started if need be."""
-        if self.pair.side_by_side or not (self.folder / "evidence").is_dir():
+        spec = self.adapter.spec(self.identity, self._speculative_launch)
+        # Where they take turns, what was seen stays readable; a start that failed is raised again.
+        if self.pair.side_by_side or not (self.folder / "evidence").is_dir() or self.pool.holds(spec):
             self.server(speculative=True)
         return probe.read(self.folder / "evidence")
 
@@ -334,13 +351,23 @@ class Case:
             return ()
 
     def evidence_so_far(self) -> Evidence | str | None:
-        """Return the probe's evidence for the record, or why it cannot be read; None if nothing was started."""
+        """Return the probe's evidence for the record: the newest that can be read.
+
+        Else why it cannot be read, or None if nothing was started.
+        """
         if "_speculative_launch" not in self.__dict__:
             return None
-        try:
-            return probe.read(self.folder / "evidence")
-        except EvidenceError as error:
-            return str(error)
+        why = ""
+        for folder in (self.folder / "evidence", *reversed(self._earlier_evidence())):
+            try:
+                return probe.read(folder)
+            except EvidenceError as error:
+                why = why or str(error)
+        return why
+
+    def _earlier_evidence(self) -> list[Path]:
+        """Return the folders of evidence of servers that are gone, the oldest first."""
+        return sorted(self.folder.glob("evidence-*"), key=lambda each: int(each.name.rpartition("-")[2]))
 
     def expected_aux(self) -> aux_hidden.Expected:
         """Return what the drafter was trained on."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.files import write_atomically
 from harness.gate.case import Case
 from harness.measure import acceptance
 from harness.measure.acceptance import AcceptanceRun, ExpectedCounts
 from harness.measure.change import ThroughputChange, measure_in_turns, measure_until_decided
-from harness.measure.endpoint import Endpoint
 from harness.measure.sequential import BLOCK, plan
 from harness.verdict import Judgement
 
 __all__ = ["Change", "judge_exact"]
 
 TURNS = 2 * BLOCK
-"""Pairs of starts at most, where releases take turns: sixteen starts, half of which decide on a quiet machine."""
+"""Pairs of starts at most, where releases take turns; on a quiet machine mostly half of them decide."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,18 +68,20 @@ class Change:
                 plan=plan(loads=len(ladder)),
             )
 
-        def anew(case: Case) -> Endpoint:
-            case.stop(speculative=True)
-            return case.endpoint(speculative=True)
-
         return measure_in_turns(
-            lambda: anew(self.old),
-            lambda: anew(self.new),
+            self.old.started_anew,
+            self.new.started_anew,
             prompts,
             tokens,
             concurrency_ladder=ladder,
             plan=plan(max_pairs=TURNS, looks=TURNS // BLOCK, loads=len(ladder)),
+            keep=self._keep,
         )
+
+    def _keep(self, run: ThroughputChange) -> None:
+        """Write the rounds so far beside the new release's logs: they took hours, and a killed run keeps them."""
+        text = json.dumps(run.as_measurements(), indent=1)
+        write_atomically(self.new.folder / "rounds.json", text + "\n")
 
 
 def judge_exact(old: AcceptanceRun, new: AcceptanceRun, oracle: Mapping[str, ExpectedCounts]) -> Judgement:

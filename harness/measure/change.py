@@ -27,6 +27,7 @@ from harness.measure.load import Round, run_round
 from harness.measure.sequential import ALPHA, BLOCK, Plan, decide
 from harness.measure.statistics import POWER, Bounds, mean_and_error, paired_bounds
 from harness.measure.throughput import Pair, a_comes_first, check_load, invalid_rounds, yield_of
+from harness.servers.errors import ServerFault
 from harness.verdict import Finding, Judgement, Verdict, some
 
 if TYPE_CHECKING:
@@ -404,6 +405,7 @@ def measure_in_turns(
     *,
     concurrency_ladder: Sequence[int],
     plan: Plan,
+    keep: Callable[[ThroughputChange], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ThroughputChange:
     """Run pairs of rounds of two versions that do not fit side by side, in the order of `measure_until_decided`.
@@ -411,8 +413,8 @@ def measure_in_turns(
     Each call of `start_old` and `start_new` starts a server anew, after the other one has ended, and returns its
     endpoint. It serves one round, `TURN` times as long as elsewhere, at each load that is not decided, after a warm-up
     of each: so the samples are pairs of starts, and what differs between two starts of one version is noise that they
-    have. Should a server fail once something was measured, what was is returned, with the reason. Raises UsageError
-    for unusable arguments, and what a start and `Endpoint.generate` raise.
+    have. `keep` is given what there is after each pair. Should a server fail after the first pair, what there is is
+    returned, with the reason. Raises UsageError for unusable arguments, and what a start and `Endpoint.generate` raise.
     """
     _check_plan(prompts, max_tokens, concurrency_ladder, plan)
     done = _Done(prompts, max_tokens, clock)
@@ -420,7 +422,12 @@ def measure_in_turns(
     ratios: dict[int, list[float]] = {concurrency: [] for concurrency in concurrency_ladder}
     starts = {True: start_new, False: start_old}
     endpoints: dict[bool, Endpoint] = {}
-    missing = ""
+
+    def so_far(missing: str = "") -> ThroughputChange:
+        still = dict.fromkeys(set(concurrency_ladder) - set(ended), "broken off")
+        change = done.as_change(endpoints[False], endpoints[True], plan, {**ended, **still})
+        return dataclasses.replace(change, in_turns=True, missing=missing)
+
     for pair in range(plan.looks[-1]):
         going = [concurrency for concurrency in concurrency_ladder if concurrency not in ended]
         if not going:
@@ -438,15 +445,15 @@ def measure_in_turns(
         except (HarnessError, OSError) as error:
             if pair == 0:
                 raise
-            missing = f"in pair {pair}, counted from 0: {error}"
-            ended |= dict.fromkeys(going, "broken off")
-            break
+            message = error.message if isinstance(error, HarnessError) else str(error)
+            log = f"; its log: {error.log_path}" if isinstance(error, ServerFault) else ""
+            return so_far(f"in pair {pair}, counted from 0: {message}{log}")
         for concurrency in going:
             ratios[concurrency].append(Pair(sides[True, concurrency], sides[False, concurrency]).log_ratio)
             if reason := _reason_to_end(plan, ratios[concurrency]):
                 ended[concurrency] = reason
-    change = done.as_change(endpoints[False], endpoints[True], plan, ended)
-    return dataclasses.replace(change, in_turns=True, missing=missing)
+        keep(so_far())
+    return so_far()
 
 
 def _check_plan(prompts: Sequence[Prompt], max_tokens: int, concurrency_ladder: Sequence[int], plan: Plan) -> None:
@@ -509,10 +516,12 @@ def throughput_change(run: ThroughputChange) -> Judgement:
     A loss is taken apart: speed = tokens per step x steps per second. The first is the drafter's and the target's
     agreement, the second the engine's speed; the finding says which of them fell.
     """
-    invalid = (*_alike(run), *invalid_rounds(run), *(_broken_off(run) if run.missing else _on_plan(run)))
+    invalid = (*_alike(run), *invalid_rounds(run), *_on_plan(run))
     if invalid:
         return Judgement(SUITE, invalid, run.as_measurements())
-    return Judgement(SUITE, tuple(_speed(run, concurrency) for concurrency in run.concurrencies), run.as_measurements())
+    # What was decided before the rounds were broken off stands.
+    speeds = [_speed(run, concurrency) for concurrency in run.concurrencies if run.ended[concurrency] != "broken off"]
+    return Judgement(SUITE, (*speeds, *_broken_off(run)), run.as_measurements())
 
 
 def _alike(run: ThroughputChange) -> Iterator[Finding]:
@@ -529,7 +538,9 @@ def _alike(run: ThroughputChange) -> Iterator[Finding]:
 
 
 def _broken_off(run: ThroughputChange) -> Iterator[Finding]:
-    done = {concurrency: len(run.pairs(concurrency)) for concurrency in run.concurrencies}
+    done = {each: len(run.pairs(each)) for each in run.concurrencies if run.ended[each] == "broken off"}
+    if not done:
+        return
     yield Finding(
         "CHG005",
         Verdict.INVALID,
@@ -537,8 +548,7 @@ def _broken_off(run: ThroughputChange) -> Iterator[Finding]:
         expected=f"pairs until decided, {run.plan.looks[-1]} at most",
         actual=", ".join(f"{n} pairs at concurrency {concurrency}" for concurrency, n in done.items()),
         source=f"{run.old_label}, {run.new_label}",
-        cause="a server did not start again, or did not stay up",
-        remedy="read that server's log; the rounds so far are in the record, and a retry is a new run",
+        remedy="mend what ended it; the rounds so far are in the record, and a retry is a new run",
     )
 
 
@@ -547,6 +557,8 @@ def _on_plan(run: ThroughputChange) -> Iterator[Finding]:
     if run.plan.loads != len(run.concurrencies):
         yield _off_plan(f"{run.plan.loads} loads", f"loads {list(run.concurrencies)}")
     for concurrency in run.concurrencies:
+        if run.missing and run.ended[concurrency] == "broken off":
+            continue
         numbers = [pair.a.pair for pair in run.pairs(concurrency)]
         every = {each.pair for each in run.rounds if each.concurrency == concurrency and each.pair is not None}
         whole = numbers == list(range(len(every))) and len(every) <= run.plan.looks[-1]
@@ -667,4 +679,6 @@ def _undecided(run: ThroughputChange, concurrency: int, pairs: Sequence[Pair]) -
     if needed > 100 * len(pairs):
         return cause, "the loss is practically the tolerance itself: review the tolerance"
     needed = max(needed, len(pairs) + BLOCK)
+    if run.in_turns:
+        return cause, "quieten the machine: what differs between two starts of one release is what varies here"
     return cause, f"lengthen the rounds (throughput_tokens), plan about {needed} pairs, or quieten the machine"

@@ -37,8 +37,7 @@ class ServerPool:
 
         """
         with self._lock:
-            if (failure := self._failed.get(spec.key)) is not None:
-                raise failure.with_traceback(None)
+            self.fail_again(spec)
             if (server := self._servers.get(spec.key)) is None:
                 try:
                     server = start(spec, folder, is_ready, progress=self._progress)
@@ -58,6 +57,12 @@ class ServerPool:
         """Return whether a server of `spec` was started, or failed to, and was not released."""
         with self._lock:
             return spec.key in self._servers or spec.key in self._failed
+
+    def fail_again(self, spec: ServerSpec) -> None:
+        """Raise the error of the last start of `spec`, if that failed and was not released: nothing is started."""
+        with self._lock:
+            if (failure := self._failed.get(spec.key)) is not None:
+                raise failure.with_traceback(None)
 
     def release(self, spec: ServerSpec) -> StopReport | None:
         """Stop the server of `spec` if it runs, and forget it and its failures.

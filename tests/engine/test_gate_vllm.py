@@ -80,7 +80,7 @@ def test_a_regression_is_named(gate, vllm_python, tmp_path, name):
 
 
 def test_the_same_release_in_turns_as_if_two_servers_did_not_fit(gate, vllm_python):
-    result = gate(vllm_python, "-k", "startup or upgrade", pair="turns")
+    result = gate(vllm_python, "-k", "startup or upgrade_acceptance or upgrade_throughput", pair="turns")
     assert result.status == 0, result.output
     [timed] = [item for item in result.record["cases"][0]["judgements"] if item["test"] == "test_upgrade_throughput"]
     assert timed["measurements"]["in_turns"] is True

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import shutil
 import types
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from harness.errors import CheckpointError, EvidenceError, ServerError, UsageErr
 from harness.gate.case import Case, _Watched, prepare
 from harness.measure.endpoint import Prompt
 from harness.pairs.model import Expectations, Pair, Workload
+from harness.servers.pool import ServerPool
 
 SMALL = Pair("p", "here", "eagle3", 4, "bfloat16", canary="small", workload=Workload(count=3, length=10, max_tokens=16))
 
@@ -168,6 +170,9 @@ class Pool:
     def __init__(self):
         self.running, self.events = {}, []
 
+    def fail_again(self, spec):
+        pass
+
     def holds(self, spec):
         return spec.name in self.running
 
@@ -205,6 +210,44 @@ def test_a_server_that_starts_again_leaves_no_evidence_of_the_one_before(cache, 
     assert note.exists(), "what was seen stays readable while the other server runs"
     case.server(speculative=True)
     assert list((tmp_path / "evidence").iterdir()) == []
+    assert (tmp_path / "evidence-1" / "note").exists(), "what was judged can be looked at"
+
+
+def test_the_record_keeps_the_evidence_of_a_server_that_did_not_start_again(cache, tmp_path, monkeypatch):
+    """The folder of the last start is empty; the one before it had what the suites judged."""
+    case = make(dataclasses.replace(SMALL, side_by_side=False), cache, tmp_path)
+    case.pool = Pool()
+    read = []
+
+    def evidence(folder):
+        read.append(folder.name)
+        if not any(folder.iterdir()):
+            raise EvidenceError(f"{folder.name}: nothing")
+        return f"what is in {folder.name}"
+
+    monkeypatch.setattr("harness.gate.case.probe.read", evidence)
+    for _ in range(3):
+        case.server(speculative=True)
+        (tmp_path / "evidence" / "note").touch()
+        case.server(speculative=False)
+    case.server(speculative=True)
+    assert case.evidence_so_far() == "what is in evidence-3"
+    assert read == ["evidence", "evidence-3"]
+    shutil.rmtree(tmp_path / "evidence-3")
+    for number in (1, 2):
+        (tmp_path / f"evidence-{number}" / "note").unlink()
+    assert case.evidence_so_far() == "evidence: nothing", "the newest says why"
+
+
+def test_a_start_that_failed_is_raised_again_by_whoever_asks_first(cache, tmp_path):
+    case = make(dataclasses.replace(SMALL, side_by_side=False), cache, tmp_path)
+    case.pool = ServerPool()
+    key = case.adapter.spec(case.identity, case._speculative_launch).key
+    case.pool._failed[key] = ServerError("the drafter's load raised")
+    (tmp_path / "evidence").mkdir(exist_ok=True)
+    for ask in (lambda: case.endpoint(speculative=True), case.evidence):
+        with pytest.raises(ServerError, match="load raised"):
+            ask()
 
 
 LOG = """\

@@ -500,7 +500,7 @@ class Starts:
         settings["step_s"] *= math.exp(self.spread * self.noise.normal())
         return Engine(label=label, clock=self.clock, seed=len(self.order), **settings)
 
-    def measure(self, ladder=(1,), max_pairs=8):
+    def measure(self, ladder=(1,), max_pairs=8, **more):
         return measure_in_turns(
             lambda: self.start("old"),
             lambda: self.start("new"),
@@ -509,6 +509,7 @@ class Starts:
             concurrency_ladder=ladder,
             plan=plan(max_pairs=max_pairs, looks=max_pairs // 4, loads=len(ladder)),
             clock=self.clock,
+            **more,
         )
 
 
@@ -560,11 +561,32 @@ def test_a_load_that_is_decided_is_not_put_on_again():
 
 
 def test_a_start_that_fails_later_keeps_what_was_measured_and_says_so():
-    run = Starts(fails=5).measure()
+    kept = []
+    run = Starts(fails=5).measure(keep=kept.append)
     judgement = throughput_change(run)
     assert red(judgement) == {"CHG005": Verdict.INVALID}
     assert "in pair 2, counted from 0: the server did not start" in judgement.as_text()
+    assert "remedy: read its log" not in judgement.as_text().split("mend")[0], "one line, not the whole scene"
     assert "2 pairs at concurrency 1" in judgement.as_text()
     assert len(judgement.measurements["new_rounds"]) == 2 * 2
+    assert [len(each.pairs(1)) for each in kept] == [1, 2]
     with pytest.raises(ServerError, match="did not start"):
         Starts(fails=1).measure()
+
+
+@pytest.mark.parametrize(("step_s", "verdict"), [(Engine.step_s, Verdict.PASS), (2 * Engine.step_s, Verdict.FAIL)])
+def test_what_was_decided_before_a_start_failed_stands(step_s, verdict):
+    starts = Starts(fails=10)
+    steady = starts.start
+    starts.start = lambda label: Unsteady(
+        label=label, clock=starts.clock, seed=steady(label).seed, step_s=step_s if label == "new" else Engine.step_s
+    )
+    judgement = throughput_change(starts.measure(ladder=(1, 2)))
+    assert [finding.code for finding in judgement.findings] == ["CHG020", "CHG005"]
+    assert judgement.findings[0].verdict is verdict
+    assert judgement.verdict is (Verdict.FAIL if verdict is Verdict.FAIL else Verdict.INVALID)
+
+
+def test_rounds_that_claim_to_be_broken_off_for_no_reason_are_invalid():
+    run = dataclasses.replace(Starts(fails=5).measure(), missing="")
+    assert "CHG004" in red(throughput_change(run))

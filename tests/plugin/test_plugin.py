@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from fixtures import plugin
+from fixtures.options import CaseKey
+from harness import pairs
 
 ROOT = Path(__file__).parents[2]
 
@@ -397,6 +399,14 @@ def test_the_old_side_stays_until_the_new_one_ends(side_by_side):
     plugin._end(olds, keys["new"], cases["new"])
     assert olds == {}
     assert not cases["old"].serves | cases["new"].serves
+
+
+@pytest.mark.parametrize(("selected", "reason"), [({"heavy-vllm-v1-new"}, None), (set(), "left out by hand")])
+def test_a_comparison_without_speed_says_so(selected, reason):
+    keys = [CaseKey(pairs.find(["heavy"], [])[0], "vllm", "v1", side) for side in ("old", "new")]
+    stash = {plugin._TIMED: selected, plugin._CASES: keys}
+    config = types.SimpleNamespace(stash=stash, getoption=lambda name: {"device": "cpu"}[name])
+    assert plugin._reasons(keys[1], config).get("throughput in upgrade") == reason
 
 
 def test_one_release_asks_for_no_comparison(project):
