@@ -375,8 +375,12 @@ def report_null(measured: Mapping[Key, Sequence[Run]]) -> str:
     ]
     blocks.append(table(("client", f"CPU s of a command with {FEW} requests", "wall s"), start_ups))
     rounds = max(len(runs) for runs in measured.values())
-    blocks.append(f"{'One run each' if rounds == 1 else f'Median (min to max) of up to {rounds} runs each'}, in turn.")
+    blocks.append(f"{_each(rounds)}, in turn.")
     return "\n\n".join(blocks)
+
+
+def _each(rounds: int) -> str:
+    return "One run each" if rounds == 1 else f"Median (min to max) of up to {rounds} runs each"
 
 
 def _called(client: Client) -> str:
@@ -431,7 +435,7 @@ def report_engine(measured: Mapping[str, Sequence[Run]], identity: EngineIdentit
         f"{table(('client', 'output tokens/s, by its own word', 'over ours'), rows)}\n\n"
         f"{identity.distribution} {identity.version}, canary `small` without a drafter, one server for all; "
         f"{load['requests']} requests of {load['tokens']} tokens, streamed, at concurrency {load['concurrency']}. "
-        f"Median (min to max) of {len(measured['draftgate load'])} runs each, in turn."
+        f"{_each(len(measured['draftgate load']))}, in turn."
     )
 
 
