@@ -1,13 +1,18 @@
-"""The gate between a release and itself, again and again: it must pass every time, whatever the machine does."""
+"""The gate between a release and itself, again and again: it must pass every time, whatever the machine does.
+
+Interrupted, it reports the gates that ended.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +25,8 @@ from harness.report.record import RunFolder
 __all__ = ["report"]
 
 
-def measure(identity: EngineIdentity, times: int, rest: list[str], folder: Path) -> list[dict[str, Any]]:
-    """Run the gate `times` times and return the records. Raises SystemExit if one of them left none."""
-    records = []
+def measure(identity: EngineIdentity, times: int, rest: list[str], folder: Path) -> Iterator[dict[str, Any]]:
+    """Run the gate `times` times and yield the records. Raises SystemExit if one of them left none."""
     for number in range(1, times + 1):
         tell(f"gate {number} of {times}")
         runs = folder / str(number)
@@ -34,11 +38,11 @@ def measure(identity: EngineIdentity, times: int, rest: list[str], folder: Path)
         found = list(runs.glob("*/record.json"))
         if len(found) != 1:
             raise SystemExit(f"bench: gate {number} ended with {status} and left no record")
-        records.append(json.loads(found[0].read_text(encoding="utf-8")))
-        tell(f"gate {number}: {records[-1]['verdict']}")
-        if not any(item["suite"] == "upgrade" for case in records[-1]["cases"] for item in case["judgements"]):
+        record = json.loads(found[0].read_text(encoding="utf-8"))
+        tell(f"gate {number}: {record['verdict']}")
+        if not any(item["suite"] == "upgrade" for case in record["cases"] for item in case["judgements"]):
             raise SystemExit("bench: nothing was held against the old release; -k must leave it a suite")
-    return records
+        yield record
 
 
 def report(records: list[dict[str, Any]]) -> str:
@@ -78,7 +82,11 @@ def main() -> int:
     load = os.getloadavg()[0]
     identity = engine(arguments)
     folder = RunFolder.create(ROOT / "runs").path
-    records = measure(identity, arguments.times, rest, folder)
+    records: list[dict[str, Any]] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        records.extend(measure(identity, arguments.times, rest, folder))
+    if not records:
+        raise SystemExit("bench: no gate ended")
     block = f"{report(records)}\nLoad average before: {load:.2f} (of {os.cpu_count()})."
     if arguments.write:
         rewrite_results({f"same release {identity.engine}": block})
