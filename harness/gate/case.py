@@ -337,9 +337,10 @@ class Case:
 
     def evidence(self) -> Evidence:
         """Return what the probe saw in the speculative server, which is started if need be."""
-        spec = self.adapter.spec(self.identity, self._speculative_launch)
+        spec, folder = self.adapter.spec(self.identity, self._speculative_launch), self.folder / "evidence"
         # Where they take turns, what was seen stays readable; a start that failed is raised again.
-        if self.pair.side_by_side or not (self.folder / "evidence").is_dir() or self.pool.holds(spec):
+        seen = folder.is_dir() and any(folder.iterdir())
+        if self.pair.side_by_side or not seen or self.pool.holds(spec):
             self.server(speculative=True)
         return probe.read(self.folder / "evidence")
 

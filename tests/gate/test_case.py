@@ -239,6 +239,20 @@ def test_the_record_keeps_the_evidence_of_a_server_that_did_not_start_again(cach
     assert case.evidence_so_far() == "evidence: nothing", "the newest says why"
 
 
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_whoever_asks_for_evidence_first_starts_the_server(cache, tmp_path, monkeypatch, side_by_side):
+    monkeypatch.setattr("harness.gate.case.probe.read", lambda folder: list(folder.iterdir()))
+    case = make(dataclasses.replace(SMALL, side_by_side=side_by_side), cache, tmp_path)
+    case.pool = Pool()
+    case.evidence()
+    assert case.pool.events == ["+c-spec"]
+    (tmp_path / "evidence" / "note").touch()
+    case.server(speculative=False)
+    assert case.evidence() == [tmp_path / "evidence" / "note"]
+    turns = [] if side_by_side else ["-c-spec"]
+    assert case.pool.events == ["+c-spec", *turns, "+c-plain"], "what was seen is read without another start"
+
+
 def test_a_start_that_failed_is_raised_again_by_whoever_asks_first(cache, tmp_path):
     case = make(dataclasses.replace(SMALL, side_by_side=False), cache, tmp_path)
     case.pool = ServerPool()
