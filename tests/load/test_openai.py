@@ -67,11 +67,20 @@ def test_as_many_connections_as_requests_at_once(serve):
     assert server.connections == 3
 
 
-def test_a_slow_server_is_not_laid_at_the_clients_door(serve):
+def test_a_slow_server_is_not_laid_at_the_clients_door(serve, monkeypatch):
+    sent = threading.Event()
+
+    class Told(transport._Connection):
+        def getresponse(self):
+            sent.set()
+            return super().getresponse()
+
     def answer(*_):
+        assert sent.wait(30), "a client that is late to see its request sent has spent that time itself"
         take(PAUSE)
         return completion()
 
+    monkeypatch.setattr(transport._Pool, "ConnectionCls", Told)
     made = OpenAiEndpoint(serve(answer).url, model="m").generate(IDS, 4)
     assert made.seconds - made.send_s - made.receive_s >= PAUSE
 
