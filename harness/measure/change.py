@@ -50,6 +50,9 @@ ACCEPTANCE_TOLERANCE = 0.05
 
 SUITE = "upgrade"
 
+ROUND = 2
+"""How many times a round is as long as the throughput suite's: an upgrade may cost 7.5 %, not a factor."""
+
 TURN = 4
 """How many times a round is as long where a server is started for each: a start takes minutes, a round seconds."""
 
@@ -388,7 +391,9 @@ def measure_until_decided(
                 break
             first = a_comes_first(len(ratios))
             sides = {
-                is_new: done.run(new if is_new else old, is_new=is_new, concurrency=concurrency, pair=len(ratios))
+                is_new: done.run(
+                    new if is_new else old, is_new=is_new, concurrency=concurrency, pair=len(ratios), times=ROUND
+                )
                 for is_new in (first, not first)
             }
             ratios.append(Pair(sides[True], sides[False]).log_ratio)

@@ -27,8 +27,8 @@ expect = { startup_s = 600, throughput_ratio = { "1" = 1.2 } }
 workload = { count = 4, length = 16, max_tokens = 32, throughput_count = 2, throughput_tokens = 16 }
 engine.vllm = { args = ["--max-model-len", "512"] }
 """
-"""`long` is `heavy`, whose speed is its own, in rounds twice as long, for a loss this near to the tolerance. `turns` is
-`heavy` as if two servers did not fit.
+"""`long` is `heavy`, whose speed is its own, in rounds four times as long, for a loss this near to the tolerance.
+`turns` is `heavy` as if two servers did not fit.
 """
 
 
