@@ -67,7 +67,7 @@ def report(records: list[dict[str, Any]]) -> str:
                 f"{wall.total_seconds():.0f}",
             )
         )
-    head = ("gate", "verdict", "tokens/s, new over old (95 %)", "pairs of rounds", "wall s")
+    head = ("gate", "verdict", "tokens/s, new over old (5 % each way)", "pairs of rounds", "wall s")
     passed = sum(record["verdict"] == "PASS" for record in records)
     return f"{table(head, rows)}\n\n{passed} of {len(records)} passed."
 

@@ -312,8 +312,8 @@ class Case:
         """
         for each in (*self.rivals, self):
             each.stop(speculative=True)
-        launch = self._speculative_launch
-        both = self.adapter.endpoint(launch, (server := self.server(speculative=True)).base_url), server
+        launch, server = self._speculative_launch, self.server(speculative=True)
+        both = self.adapter.endpoint(launch, server.base_url), server
         return _Watched(launch.label, True, lambda: both)
 
     def spoken(self) -> Log:

@@ -67,7 +67,6 @@ class Change:
                 concurrency_ladder=ladder,
                 plan=plan(loads=len(ladder)),
             )
-
         return measure_in_turns(
             self.old.started_anew,
             self.new.started_anew,

@@ -416,7 +416,7 @@ def measure_in_turns(
     """Run pairs of rounds of two versions that do not fit side by side, in the order of `measure_until_decided`.
 
     Each call of `start_old` and `start_new` starts a server anew, after the other one has ended, and returns its
-    endpoint. It serves one round, `TURN` times as long as elsewhere, at each load that is not decided, after a warm-up
+    endpoint. It serves one round, `TURN` times a usual one, at each load that is not decided, after a warm-up
     of each: so the samples are pairs of starts, and what differs between two starts of one version is noise that they
     have. `keep` is given what there is after each pair. Should a server fail after the first pair, what there is is
     returned, with the reason. Raises UsageError for unusable arguments, and what a start and `Endpoint.generate` raise.
