@@ -17,6 +17,7 @@ from harness.gate.case import Case, _Watched, prepare
 from harness.measure.endpoint import Prompt
 from harness.pairs.model import Expectations, Pair, Workload
 from harness.servers.pool import ServerPool
+from tests.gate.pool import Pool
 
 SMALL = Pair("p", "here", "eagle3", 4, "bfloat16", canary="small", workload=Workload(count=3, length=10, max_tokens=16))
 
@@ -162,29 +163,6 @@ def test_a_lost_connection_names_the_log():
         with pytest.raises(ServerError, match="gone") as caught:
             ask()
         assert "/the/log" in str(caught.value)
-
-
-class Pool:
-    """Servers that are only noted: what runs, and in which order things happened."""
-
-    def __init__(self):
-        self.running, self.events = {}, []
-
-    def fail_again(self, spec):
-        pass
-
-    def holds(self, spec):
-        return spec.name in self.running
-
-    def get(self, spec, folder, is_ready):
-        if spec.name not in self.running:
-            self.events.append(f"+{spec.name}")
-            self.running[spec.name] = types.SimpleNamespace(base_url=f"http://127.0.0.1:{len(self.events)}")
-        return self.running[spec.name]
-
-    def release(self, spec):
-        if self.running.pop(spec.name, None):
-            self.events.append(f"-{spec.name}")
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])

@@ -1,6 +1,5 @@
 """Two releases of one pair are asked in turn; where they do not fit side by side, one ends before the other starts."""
 
-import contextlib
 import dataclasses
 import types
 from pathlib import Path
@@ -11,6 +10,7 @@ from harness.engines.base import EngineIdentity
 from harness.gate.case import Case, prepare
 from harness.gate.change import Change
 from harness.pairs.model import Expectations, Pair, Workload
+from tests.gate.pool import Pool
 from tests.measure.simulated_engine import Engine
 
 SMALL = Pair(
@@ -33,32 +33,6 @@ class Adapter:
 
     def endpoint(self, launch, url):
         return Engine(label=launch.label)
-
-
-class Pool:
-    """Notes what starts and what ends, and how many run at once."""
-
-    def __init__(self):
-        self.running, self.events, self.most = {}, [], 0
-
-    def fail_again(self, spec):
-        pass
-
-    def holds(self, spec):
-        return spec.name in self.running
-
-    def get(self, spec, folder, is_ready):
-        if spec.name not in self.running:
-            self.events.append(f"+{spec.name}")
-            self.running[spec.name] = types.SimpleNamespace(
-                base_url=f"http://{len(self.events)}", log_path=Path("log"), busy=contextlib.nullcontext
-            )
-            self.most = max(self.most, len(self.running))
-        return self.running[spec.name]
-
-    def release(self, spec):
-        if self.running.pop(spec.name, None):
-            self.events.append(f"-{spec.name}")
 
 
 @pytest.fixture
