@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import os
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import harness
 from harness.engines.adapters import ADAPTERS, first_engine
@@ -25,6 +27,7 @@ __all__ = [
     "machine_table",
     "require_places",
     "rewrite_results",
+    "run_seconds",
     "spread",
     "table",
     "tell",
@@ -52,6 +55,12 @@ def engine(arguments: argparse.Namespace) -> EngineIdentity:
 def tell(text: str) -> None:
     """Say what goes on."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def run_seconds(record: Mapping[str, Any]) -> float:
+    """Return the wall time of a record's run in seconds: from pytest's start to its end, to the second."""
+    began, ended = (dt.datetime.fromisoformat(record[key]) for key in ("started", "finished"))
+    return (ended - began).total_seconds()
 
 
 def spread(values: Sequence[float], form: str) -> str:

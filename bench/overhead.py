@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime as dt
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import table
+from common import run_seconds, table
 
 __all__ = ["TARGET", "Account", "account", "report"]
 
@@ -60,7 +59,7 @@ def account(record: Mapping[str, Any], wall_s: float | None = None) -> Account:
     if not record["complete"]:
         raise ValueError("the run did not come to its end, so its wall time says nothing")
     if wall_s is None:
-        wall_s = (_time(record["finished"]) - _time(record["started"])).total_seconds()
+        wall_s = run_seconds(record)
     if any(case.get("pair", {}).get("side_by_side") is False for case in record["cases"]):
         raise ValueError("servers took turns: only the first start of each is timed in the record")
     startup: dict[str, float] = {}
@@ -89,10 +88,6 @@ def account(record: Mapping[str, Any], wall_s: float | None = None) -> Account:
             f"start-up times of {len(startup)} servers in {len(record['cases'])} cases, not of two in each"
         )
     return Account(wall_s, record["verdict"], startup, decoding, own, tuple(sorted(untimed)))
-
-
-def _time(text: str) -> dt.datetime:
-    return dt.datetime.fromisoformat(text)
 
 
 def _need(measured: Mapping[str, Any], key: str, where: str) -> Any:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime as dt
-import json
 import os
 import subprocess
 import sys
@@ -16,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, add_engine_options, engine, rewrite_results, table, tell
+from common import ROOT, add_engine_options, engine, rewrite_results, run_seconds, table, tell
 
 from harness.engines.adapters import ADAPTERS
 from harness.engines.base import EngineIdentity
-from harness.report.record import RunFolder
+from harness.report.record import RunFolder, read
 
 __all__ = ["report"]
 
@@ -38,7 +36,7 @@ def measure(identity: EngineIdentity, times: int, rest: list[str], folder: Path)
         found = list(runs.glob("*/record.json"))
         if len(found) != 1:
             raise SystemExit(f"bench: gate {number} ended with {status} and left no record")
-        record = json.loads(found[0].read_text(encoding="utf-8"))
+        record, _ = read(found[0])
         tell(f"gate {number}: {record['verdict']}")
         if not any(item["suite"] == "upgrade" for case in record["cases"] for item in case["judgements"]):
             raise SystemExit("bench: nothing was held against the old release; -k must leave it a suite")
@@ -49,7 +47,6 @@ def report(records: list[dict[str, Any]]) -> str:
     """Return a row for each gate: its verdict, the speed of new over old, and how long it took."""
     rows = []
     for number, record in enumerate(records, start=1):
-        wall = dt.datetime.fromisoformat(record["finished"]) - dt.datetime.fromisoformat(record["started"])
         speeds = [
             finding
             for case in record["cases"]
@@ -64,7 +61,7 @@ def report(records: list[dict[str, Any]]) -> str:
                 ", ".join("{:.3f} to {:.3f}".format(*each["interval"]) for each in speeds if each.get("interval"))
                 or "not compared",
                 ", ".join(str(each["n"]) for each in speeds),
-                f"{wall.total_seconds():.0f}",
+                f"{run_seconds(record):.0f}",
             )
         )
     head = ("gate", "verdict", "tokens/s, new over old (5 % each way)", "pairs of rounds", "wall s")

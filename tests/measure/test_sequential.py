@@ -136,6 +136,15 @@ def test_at_most_24_pairs_decide_what_is_promised_and_mostly_far_fewer():
     assert np.mean([decide(looks, row).n for row in quiet]) < 10
 
 
+@pytest.mark.parametrize(("spread", "decided"), [(0.02, 0.999), (0.05, 0.92), (0.07, 0.7)])
+def test_eight_pairs_of_starts_decide_what_is_written_of_them(spread, decided):
+    """As for releases that take turns (docs/judging.md)."""
+    looks, rng = plan(**DESIGNS["short"]), np.random.default_rng(1)
+    for truth, verdict in ((1.0, Verdict.PASS), (1 / 1.15, Verdict.FAIL)):
+        samples = rng.normal(math.log(truth), spread, (SIMULATIONS, looks.looks[-1]))
+        assert verdicts(looks, samples)[verdict] >= decided
+
+
 @pytest.mark.parametrize("design", ["default", "three loads", "fixed"])
 def test_the_power_holds_at_the_effect_with_the_largest_spread_that_the_plan_allows(design):
     looks, rng = plan(**DESIGNS[design]), np.random.default_rng(7)
