@@ -72,7 +72,8 @@ def account(record: Mapping[str, Any], wall_s: float | None = None) -> Account:
             where = f"{case['id']} {suite}"
             took = 0.0
             if suite == "startup":
-                servers = {name: server["started_in_s"] for name, server in _need(measured, "servers", where).items()}
+                # The suite's second test reads logs only; how many servers there must be is looked at below.
+                servers = {name: server["started_in_s"] for name, server in measured.get("servers", {}).items()}
                 startup |= servers
                 took = sum(servers.values())
             elif suite in _DECODING:

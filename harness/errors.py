@@ -15,6 +15,8 @@ Subclasses that belong to one package are declared beside the code that raises t
 
 from __future__ import annotations
 
+from pathlib import Path
+
 __all__ = [
     "CheckpointError",
     "EnvironmentFault",
@@ -23,11 +25,17 @@ __all__ = [
     "PairError",
     "ServerError",
     "UsageError",
+    "described",
 ]
 
 
 class HarnessError(Exception):
-    """Root of the tree. `message` says what is wrong and where; `remedy` what to do about it."""
+    """Root of the tree. `message` says what is wrong and where; `remedy` what to do about it.
+
+    `log_path` is the log of the server at fault, where there is one.
+    """
+
+    log_path: Path | None = None
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
@@ -36,6 +44,11 @@ class HarnessError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  remedy: {self.remedy}" if self.remedy else self.message
+
+
+def described(error: BaseException) -> str:
+    """Return an error with its notes: where a server was, what its log said last, what it left behind."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
 class UsageError(HarnessError):

@@ -25,7 +25,8 @@ class EngineIdentity:
 
     `lock` is the sha256 of the lock that the environment was installed from, "" if it is not locked; `origin` says in
     words where the environment comes from. `source` is the URL that the engine itself was installed from (of a git
-    repository with the commit, `git+URL@COMMIT`), "" for the package index.
+    repository with the commit, `git+URL@COMMIT`), "" for the package index. `package` is the folder that the engine is
+    imported from.
     """
 
     engine: str
@@ -38,6 +39,7 @@ class EngineIdentity:
     lock: str = ""
     origin: str = ""
     source: str = ""
+    package: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +151,10 @@ _ENV: Mapping[str, str | None] = {
     "PYTHONUNBUFFERED": "1",
     # Bytecode halves the import time, which is most of a start-up on a CPU.
     "PYTHONDONTWRITEBYTECODE": None,
+    # Else `python -m` takes a folder named like the engine where the run was started (Python 3.11), and packages of the
+    # user's site stand before those of the environment: another engine would run than the one that was identified.
+    "PYTHONSAFEPATH": "1",
+    "PYTHONNOUSERSITE": "1",
 }
 
 
@@ -178,10 +184,11 @@ def server_spec(
 
 # direct_url.json (PEP 610) is there unless a distribution came from a package index.
 _IDENTIFY = """
-import importlib.metadata as m, json, platform, sys, sysconfig
+import importlib.metadata as m, importlib.util, json, platform, sys, sysconfig
 found = [(d.metadata["Name"], d.version, d.read_text("direct_url.json")) for d in m.distributions()]
+spec = importlib.util.find_spec(sys.argv[1])
 print(json.dumps({"python": platform.python_version(), "site": sysconfig.get_path("purelib"), "prefix": sys.prefix,
-                  "found": found}))
+                  "found": found, "package": next(iter(spec.submodule_search_locations or ()), "") if spec else ""}))
 """
 
 
@@ -194,7 +201,7 @@ def identify(engine: str, distributions: tuple[str, ...], python: Path) -> Engin
     """
     try:
         done = subprocess.run(
-            [python, "-I", "-c", _IDENTIFY],
+            [python, "-I", "-c", _IDENTIFY, engine],
             capture_output=True,
             text=True,
             timeout=120,
@@ -222,6 +229,7 @@ def identify(engine: str, distributions: tuple[str, ...], python: Path) -> Engin
                 lock=origin.lock,
                 origin=origin.note,
                 source=_source(urls.get(distribution, "")),
+                package=facts["package"],
             )
     raise EnvironmentFault(
         f"{python} has none of: {', '.join(distributions)}",

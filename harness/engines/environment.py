@@ -28,7 +28,7 @@ from packaging.specifiers import SpecifierSet
 
 from harness.engines.complaints import explain
 from harness.engines.lock import Locked, digest, read
-from harness.engines.releases import EngineRelease, Recipe, canonical, recipe_for
+from harness.engines.releases import EngineRelease, Recipe, canonical, recipe_for, same_version
 from harness.errors import EnvironmentFault, UsageError
 from harness.files import exclusive, sha256_of, write_atomically
 from harness.steps import StepError, run_step
@@ -275,7 +275,7 @@ def _faults(release: EngineRelease, recipe: Recipe, locked: Mapping[str, Locked]
     own = _own_entry(release, locked)
     if own is None:
         yield f"{release.distribution or release.git} is not in it"
-    elif own.version and own.version != release.version:
+    elif own.version and not same_version(own.version, release.version):
         yield f"{own.name} is {own.version}, not {release.version or 'from git'}"
     torch = locked.get("torch")
     # A build of the pinned version carries a local label (2.13.0+cpu).

@@ -30,7 +30,7 @@ from harness.errors import EnvironmentFault
 from harness.files import exclusive, write_atomically
 from harness.steps import StepError, run_step
 
-__all__ = ["CACHE", "Outcome", "Provenance", "verify"]
+__all__ = ["CACHE", "Outcome", "Provenance", "as_installed", "verify"]
 
 CACHE = "draftgate-official.json"
 _LOG = "draftgate-provenance.log"
@@ -90,8 +90,8 @@ def verify(
     release = environment.release
     # An official wheel for another device carries a local version (0.32.0+cpu); the index has the public one.
     official = f"{recipe.official or release.distribution}=={release.version.partition('+')[0]}"
-    own = _own_record(environment)
-    edited = tuple(name for name, wanted in own.items() if _hash(environment.site_packages / name, wanted) != wanted)
+    own = _own_record(release.distribution, environment.site_packages)
+    edited = _edited(own, environment.site_packages)
     try:
         with exclusive(environment.folder / f".{CACHE}.lock") as held:
             record = _official_record(environment, official, progress, held)
@@ -170,15 +170,33 @@ def _hash(path: Path, like: str) -> str:
         return ""
 
 
-def _own_record(environment: EngineEnvironment) -> dict[str, str]:
+def as_installed(distribution: str, site_packages: Path) -> tuple[int, tuple[str, ...]]:
+    """Return how many files of an installed distribution its RECORD has hashes of, and which are not as it says.
+
+    0 where it is not, or was installed in place (PEP 660): then RECORD lists none of its Python files.
+    """
+    try:
+        own = _own_record(distribution, site_packages)
+    except EnvironmentFault:
+        return 0, ()
+    packaged = {name: value for name, value in own.items() if ".dist-info/" not in name and not name.startswith("../")}
+    if not any(name.endswith(".py") and "/" in name for name in packaged):
+        return 0, ()
+    return len(packaged), _edited(packaged, site_packages)
+
+
+def _edited(own: Mapping[str, str], site_packages: Path) -> tuple[str, ...]:
+    return tuple(name for name, wanted in own.items() if _hash(site_packages / name, wanted) != wanted)
+
+
+def _own_record(name: str, site_packages: Path) -> dict[str, str]:
     """Return the files of the installed distribution with their hashes, as its own RECORD lists them."""
-    name = environment.release.distribution
-    for each in importlib.metadata.distributions(path=[str(environment.site_packages)]):
+    for each in importlib.metadata.distributions(path=[str(site_packages)]):
         if canonical(each.metadata["Name"]) == name:
             # RECORD itself and compiled files have no hash.
             return {str(file): f"{file.hash.mode}={file.hash.value}" for file in each.files or () if file.hash}
     raise EnvironmentFault(
-        f"{name} is not installed in {environment.folder}", remedy="remove the folder, and it is made again"
+        f"{name} is not installed in {site_packages}", remedy="remove the environment, and it is made again"
     )
 
 

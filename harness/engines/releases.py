@@ -9,9 +9,22 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from harness.errors import UsageError
 
-__all__ = ["RELEASES", "Absence", "Difference", "EngineRelease", "Recipe", "canonical", "recipe_for", "tested_release"]
+__all__ = [
+    "RELEASES",
+    "Absence",
+    "Difference",
+    "EngineRelease",
+    "Recipe",
+    "canonical",
+    "rebuilt_from",
+    "recipe_for",
+    "same_version",
+    "tested_release",
+]
 
 RELEASES = Path(__file__).with_name("releases.toml")
 """The reviewed table of recipes."""
@@ -160,8 +173,31 @@ def recipe_for(release: EngineRelease, file: Path = RELEASES) -> Recipe:
         ) from error
 
 
+def rebuilt_from(distribution: str, file: Path = RELEASES) -> str:
+    """Return the official distribution that `distribution` is a known rebuild of, "" if it is none.
+
+    Raises UsageError as `recipe_for` does.
+    """
+    try:
+        rows = tomllib.loads(file.read_text(encoding="utf-8")).get("release", [])
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{file}: {error}", remedy="mend the table of releases") from error
+    found = (row.get("official", "") for row in rows if canonical(row["distribution"]) == distribution)
+    return next((official for official in found if official and official != distribution), "")
+
+
+def same_version(one: str, other: str) -> bool:
+    """Say whether two spellings are one version: 0.32 is 0.32.0."""
+    try:
+        return Version(one) == Version(other)
+    except InvalidVersion:
+        return one == other
+
+
 def _row(rows: list[dict[str, Any]], distribution: str, version: str, file: Path) -> dict[str, Any] | None:
-    found = [row for row in rows if (canonical(row["distribution"]), row["version"]) == (distribution, version)]
+    found = [
+        row for row in rows if canonical(row["distribution"]) == distribution and same_version(row["version"], version)
+    ]
     if len(found) > 1:
         raise UsageError(f"{file}: {len(found)} rows for {distribution}=={version}", remedy="keep one of them")
     return found[0] if found else None

@@ -25,6 +25,7 @@ from harness.probe import evidence as probe
 from harness.probe.facts import Evidence, Load
 from harness.servers.pool import ServerPool
 from harness.servers.server import Server
+from harness.servers.workspace import inherited
 from harness.verdict import Finding
 
 if TYPE_CHECKING:
@@ -335,6 +336,18 @@ class Case:
             server.spec.name, server.started_in_s, self.adapter.runner_in_force(log), log, f"readiness: {server.proof}"
         )
 
+    def logs(self) -> dict[str, str]:
+        """Return what every server of this case has written so far, by the name of its log.
+
+        Raises:
+            EvidenceError: none was started.
+
+        """
+        found = sorted(path for kind in ("spec", "plain") for path in (self.folder / kind).glob("*.log"))
+        if not found:
+            raise EvidenceError(f"{self.id}: no server was started, so there is no log")
+        return {path.stem: path.read_text(encoding="utf-8", errors="replace") for path in found}
+
     def evidence(self) -> Evidence:
         """Return what the probe saw in the speculative server, which is started if need be."""
         spec, folder = self.adapter.spec(self.identity, self._speculative_launch), self.folder / "evidence"
@@ -342,7 +355,23 @@ class Case:
         seen = folder.is_dir() and any(folder.iterdir())
         if self.pair.side_by_side or not seen or self.pool.holds(spec):
             self.server(speculative=True)
-        return probe.read(self.folder / "evidence")
+        return self.seen()
+
+    def seen(self) -> Evidence:
+        """Return what the probe saw in the newest speculative server, which may be gone.
+
+        Raises:
+            EvidenceError: as `probe.evidence.read`, or another engine ran than the one that was identified.
+
+        """
+        found = probe.read(self.folder / "evidence")
+        if Path(found.engine_path).resolve() != Path(self.identity.package).resolve():
+            raise EvidenceError(
+                f"{self.id}: the server ran {found.engine} {found.engine_version} of {found.engine_path}, not the "
+                f"{self.identity.version} of {self.identity.package or self.identity.python}",
+                remedy="take away what puts another engine before it (a PYTHONPATH, the pair's `env`)",
+            )
+        return found
 
     def loads_of_failed_start(self) -> tuple[Load, ...]:
         """Return the loads that the probe saw in a server that did not start; none if it saw nothing."""
@@ -406,6 +435,7 @@ class Case:
             **({"surface": self._surface(server)} if speculative else {}),
             "argv": server.spec.command(server.port),
             "env": dict(server.spec.env),
+            "inherited": inherited(server.spec),
             "started_in_s": server.started_in_s,
             "timeline": server.timeline,
             "proof": server.proof,
@@ -453,13 +483,18 @@ _PLAIN = tuple(
 def prompt_texts(path: Path) -> list[str]:
     """Return the prompts of a file of JSON lines. Raises UsageError for a line that has none, or an empty file."""
     texts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # Not splitlines: JSON may hold U+2028 and its like as they are.
+    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    for number, line in enumerate(lines if lines != [""] else [], start=1):
         try:
-            texts.append(str(json.loads(line)["prompt"]))
+            prompt = json.loads(line)["prompt"]
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"{path}:{number}: not a JSON object with a `prompt`: {error!r}", remedy="one JSON object a line"
             ) from error
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise UsageError(f"{path}:{number}: `prompt` is {prompt!r}", remedy="write a text that is not empty")
+        texts.append(prompt)
     if not texts:
         raise UsageError(f"{path}: has no prompts", remedy="one JSON object a line, each with a `prompt`")
     return texts

@@ -1,4 +1,4 @@
-"""Judging whether a third party's rebuild of an engine is the engine that its project published."""
+"""Judging whether an engine is what its project published, or what was installed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from harness.engines.base import EngineIdentity
 from harness.engines.environment import EngineEnvironment
-from harness.engines.provenance import Outcome, verify
-from harness.engines.releases import EngineRelease, recipe_for
-from harness.verdict import Finding, Verdict
+from harness.engines.provenance import Outcome, as_installed, verify
+from harness.engines.releases import EngineRelease, rebuilt_from, recipe_for
+from harness.verdict import Finding, Verdict, some
 
 __all__ = ["provenance_findings"]
 
@@ -18,13 +18,29 @@ _VERDICTS = {Outcome.VERIFIED: Verdict.PASS, Outcome.DIFFERS: Verdict.FAIL, Outc
 
 
 def provenance_findings(identity: EngineIdentity, cache: Path, progress: Callable[[str], None]) -> Iterator[Finding]:
-    """Yield ENV001 for a rebuild (a release whose recipe names the official distribution); nothing for an original.
+    """Yield ENV001: of a rebuild, whether it is the official release; of an original, whether it was changed since.
 
-    `cache` keeps the official hashes of each release.
+    A rebuild of which releases.toml has no row cannot be compared. An original that was installed without hashes of its
+    files (in place, for development) has nothing to be held against: nothing is said of it. `cache` keeps the official
+    hashes of each release.
     """
     release = EngineRelease(identity.distribution, identity.version)
+    official = rebuilt_from(identity.distribution)
+    if not official:
+        yield from _as_installed(identity, release)
+        return
     recipe = recipe_for(release)
-    if not recipe.official or recipe.official == identity.distribution:
+    if not recipe.official:
+        yield Finding(
+            "ENV001",
+            Verdict.INVALID,
+            f"{release.requirement} is a rebuild of {official}, and nobody has reviewed what it differs in",
+            expected="a row of harness/engines/releases.toml",
+            actual="none of this version",
+            source=f"{identity.python}",
+            cause="a third party built it: what it runs need not be what the project published",
+            remedy=f"use a release that has a row, or {official}'s own wheel, or review this one into the table",
+        )
         return
     folder = cache / "provenance" / f"{release.distribution}-{release.version}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,4 +63,25 @@ def provenance_findings(identity: EngineIdentity, cache: Path, progress: Callabl
         if verified
         else "use the official wheel (--engine-env PATH_OR_URL_OF_WHEEL), or make the package index "
         "reachable, or review the difference into harness/engines/releases.toml",
+    )
+
+
+def _as_installed(identity: EngineIdentity, release: EngineRelease) -> Iterator[Finding]:
+    count, edited = as_installed(identity.distribution, identity.site_packages)
+    if not count:
+        return
+    if Path(identity.package).resolve().parent != identity.site_packages.resolve():
+        edited = (f"{identity.site_packages}/{identity.engine}, which {identity.package} stands before", *edited)
+    yield Finding(
+        "ENV001",
+        Verdict.FAIL if edited else Verdict.PASS,
+        f"{len(edited)} files of {release.requirement} were changed or removed after it was installed"
+        if edited
+        else f"{release.requirement} is as it was installed",
+        expected="each file with the hash that the installer wrote down",
+        actual=some(edited, _NAMED) or f"{count} files",
+        n=count,
+        source=f"RECORD in {identity.site_packages}",
+        cause="someone patched the engine in place, so its version says nothing" if edited else "",
+        remedy="reinstall it, or build a wheel of the patched source and install that" if edited else "",
     )

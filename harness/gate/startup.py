@@ -1,4 +1,4 @@
-"""Judging a start-up: in time, in the runner asked for, from the engine it claims to be, and with a clean log."""
+"""Judging a start-up: in time, in the runner asked for, from the engine it claims to be; and what servers log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from harness.engines.base import BadSign
 from harness.verdict import Finding, Verdict
 
-__all__ = ["Started", "judge_server"]
+__all__ = ["Started", "judge_log", "judge_server"]
 
 _LINE = 200
 
@@ -61,46 +61,46 @@ def judge_server(started: Started, *, budget_s: float, runner: str, bad_signs: S
             else "the log says why; a judgement of the wrong runner is worth nothing",
         ),
     ]
-    lines = started.log.splitlines()
+    return [*findings, judge_log(started.label, started.log, bad_signs)]
+
+
+def judge_log(label: str, log: str, bad_signs: Sequence[BadSign]) -> Finding:
+    """Judge what a server has written so far.
+
+    Code: STA003 bad signs in the log; INVALID if there is nothing in it.
+    """
+    lines = log.splitlines()
     hits = [(sign, line) for sign in bad_signs for line in lines if re.search(sign.pattern, line)]
     fatal = [(sign, line) for sign, line in hits if sign.fatal]
     if not lines:
-        findings.append(
-            Finding(
-                "STA003",
-                Verdict.INVALID,
-                f"{started.label} has an empty log",
-                source="server log",
-                cause="the log was not captured",
-                remedy="report this: every server has a log",
-            )
+        return Finding(
+            "STA003",
+            Verdict.INVALID,
+            f"{label} has an empty log",
+            source="server log",
+            cause="the log was not captured",
+            remedy="report this: every server has a log",
         )
-    elif fatal:
+    if fatal:
         sign, line = fatal[0]
-        findings.append(
-            Finding(
-                "STA003",
-                Verdict.FAIL,
-                f"{started.label}: {sign.meaning}",
-                expected="none of the known bad signs",
-                actual=line[:_LINE],
-                n=len(lines),
-                source="server log",
-                cause=sign.meaning,
-                remedy=sign.remedy,
-            )
+        return Finding(
+            "STA003",
+            Verdict.FAIL,
+            f"{label}: {sign.meaning}",
+            expected="none of the known bad signs",
+            actual=line[:_LINE],
+            n=len(lines),
+            source="server log",
+            cause=sign.meaning,
+            remedy=sign.remedy,
         )
-    else:
-        noted = "; ".join(sorted({sign.meaning for sign, _ in hits}))
-        findings.append(
-            Finding(
-                "STA003",
-                Verdict.PASS,
-                f"{started.label}: the log is clean",
-                n=len(lines),
-                source="server log",
-                expected="none of the known bad signs",
-                actual=noted or f"{len(bad_signs)} signs looked for",
-            )
-        )
-    return findings
+    noted = "; ".join(sorted({sign.meaning for sign, _ in hits}))
+    return Finding(
+        "STA003",
+        Verdict.PASS,
+        f"{label}: the log is clean",
+        n=len(lines),
+        source="server log",
+        expected="none of the known bad signs",
+        actual=noted or f"{len(bad_signs)} signs looked for",
+    )

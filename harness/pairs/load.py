@@ -56,6 +56,9 @@ _WORKLOAD_KEYS = {
 _ENGINE_KEYS = {"args", "env", "runners"}
 
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
 class _Table:
     """One TOML table with its place in the file, so that every refusal can name file and key."""
 
@@ -125,6 +128,12 @@ def read_file(path: Path) -> dict[str, Pair]:
     pairs = top.get("pairs", dict, {})
     if not pairs:
         raise top.error("", "defines no pairs", "add a table [pairs.NAME]")
+    for name in pairs:
+        if _NAME.fullmatch(name) is None:
+            raise PairError(
+                f"{path}: {name!r} cannot be a pair's name: a folder and a test are named by it",
+                remedy="begin with a letter or a digit, and use letters, digits, '.', '_', '+' and '-'",
+            )
     return {name: _pair(name, str(path), path.parent, table) for name, table in pairs.items()}
 
 
@@ -170,7 +179,8 @@ def adhoc(target: Path, drafter: Path, *, k: int, dtype: str, method: str = "eag
     table = {"target": str(target), "drafter": str(drafter), "k": k, "dtype": dtype, "method": method}
     table["expect"] = {"throughput_ratio": {"1": 1.0}, "accept_length": 1.2}
     table["workload"] = {"count": 18}
-    return _pair(f"{target.name}+{drafter.name}", "command line", Path.cwd(), table)
+    name = re.sub(r"[^A-Za-z0-9._+-]", "_", f"{target.absolute().name}+{drafter.absolute().name}").lstrip("._+-")
+    return _pair(name or "pair", "command line", Path.cwd(), table)
 
 
 def _pair(name: str, source: str, base: Path, data: Any) -> Pair:

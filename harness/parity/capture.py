@@ -64,7 +64,7 @@ def capture(case: Case, prompts: Sequence[Prompt], max_tokens: int) -> Captured:
     finally:
         case.release()
     folder = case.folder / "evidence"
-    servings = probe.read(folder).servings
+    servings = case.seen().servings
     rows, rejected = arrange(features.read(folder / probe.FEATURES), asked, folder)
     return Captured(tuple(asked), rows, rejected, servings[0].requested)
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import HarnessError, ServerError, UsageError
+from harness.errors import HarnessError, ServerError, UsageError, described
 
 if TYPE_CHECKING:
     from harness.gate.case import Case
@@ -153,7 +153,7 @@ def _judge(arguments: argparse.Namespace, cases: list[Case], folder: RunFolder) 
         seconds[case.id] = time.monotonic() - start
         if isinstance(found, HarnessError):
             # The log and the stacks of a server that did not start are printed once; the record has the message.
-            _tell(str(found))
+            _tell(described(found))
             findings[case.id].append(nothing(found.message, found.remedy))
         else:
             captured[case.id] = found

@@ -120,7 +120,15 @@ def read(folder: Path) -> Evidence:
     config, absent = _config(folder, files)
     first = files[0]
     return Evidence(
-        first["engine"], first["engine_version"], first["target"], first["drafter"], loads, servings, config, absent
+        first["engine"],
+        first["engine_version"],
+        first.get("engine_path", ""),
+        first["target"],
+        first["drafter"],
+        loads,
+        servings,
+        config,
+        absent,
     )
 
 
@@ -155,8 +163,8 @@ def _files(folder: Path) -> list[dict[str, Any]]:
                 f"{folder}: the probe failed in process {record['pid']}: " + "; ".join(record["faults"]),
                 remedy="the engine's internals differ from what the probe knows: extend harness/probe/inject",
             )
-    for name in ("engine", "engine_version", "target", "drafter"):
-        values = sorted({str(record[name]) for record in records})
+    for name in ("engine", "engine_version", "engine_path", "target", "drafter"):
+        values = sorted({str(record.get(name)) for record in records})
         if len(values) > 1:
             raise EvidenceError(f"{folder}: files of different runs: {name} is {' and '.join(values)}")
     for pid in {record["pid"] for record in records} - {r["pid"] for r in records if r["stage"] == "process"}:

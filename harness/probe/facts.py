@@ -261,10 +261,14 @@ class Absent:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """Everything one run of the engine left: loads and serving per rank, config reads united over all processes."""
+    """Everything one run of the engine left: loads and serving per rank, config reads united over all processes.
+
+    `engine_path` is the folder that the engine's package was imported from.
+    """
 
     engine: str
     engine_version: str
+    engine_path: str
     target: str
     drafter: str
     loads: tuple[Load, ...]

@@ -7,13 +7,19 @@ from typing import IO, Any
 
 from harness.verdict import Verdict, worst
 
-__all__ = ["SUITES", "UPGRADE", "answer", "print_table", "word"]
+__all__ = ["BY_HAND", "SUITES", "UPGRADE", "UPGRADE_TESTS", "answer", "print_table", "word"]
 
 SUITES = ("startup", "weights", "aux_hidden", "acceptance", "metrics", "losslessness", "throughput")
 """In the order in which they are run and shown."""
 
 UPGRADE = "upgrade"
 """The suite of a comparison of two releases, after all others, on the new side."""
+
+UPGRADE_TESTS = ("record", "acceptance", "throughput")
+"""Its tests, as they are named behind `test_upgrade_`; the last one is asked only where speed means something."""
+
+BY_HAND = "left out by hand"
+"""The reason of what a case does not ask because whoever started the run chose tests (`-k`, `-m`, a path)."""
 
 _STYLE = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow", "INVALID": "bold magenta"}
 
@@ -45,15 +51,43 @@ def print_table(record: Mapping[str, Any], file: IO[str]) -> None:
 
 
 def answer(record: Mapping[str, Any]) -> str:
-    """Return, for a comparison of two releases, whether the new one may be taken, in a line."""
+    """Return, for a comparison of two releases, whether the new one may be taken, in a line.
+
+    A PASS is a yes only of a run that came to its end and of which nothing was left out by hand.
+    """
     words = {
         Verdict.PASS: "may be upgraded",
         Verdict.FAIL: "do not upgrade; the red cells say why",
         Verdict.INCONCLUSIVE: "not decided: too little data",
         Verdict.INVALID: "not decided: evidence is missing or contradicts itself",
     }
-    sides = record["comparison"]
-    return f"from {sides['old']} to {sides['new']}: {words[Verdict(record['verdict'])]}"
+    verdict, sides = Verdict(record["verdict"]), record["comparison"]
+    said = words[verdict]
+    if verdict is Verdict.PASS and not record.get("complete"):
+        said = "not decided: the run did not come to its end"
+    elif verdict is Verdict.PASS and (left := list(_by_hand(record))):
+        said = f"nothing judged speaks against it; {BY_HAND}: {', '.join(left)}"
+    pythons = [
+        {_python(case) for case in record["cases"] if case.get("side") == side} - {""} for side in ("old", "new")
+    ]
+    same = " (the same environment twice)" if pythons[0] & pythons[1] else ""
+    return f"from {sides['old']} to {sides['new']}{same}: {said}"
+
+
+def _python(case: Mapping[str, Any]) -> str:
+    return str((case.get("engine") or {}).get("python", ""))
+
+
+def _by_hand(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what was left out by hand: cases, suites, and tests of the suite that compares."""
+    for case_id, suites in record["not_selected"].items():
+        yield f"{case_id} ({', '.join(suites)})"
+    for case in record["cases"]:
+        # Without the whole suite its tests need no mention.
+        if UPGRADE not in record["not_selected"].get(case["id"], ()):
+            found = [what for what, why in case.get("not_asked", {}).items() if why == BY_HAND]
+            if found:
+                yield f"{case['id']} ({', '.join(found)})"
 
 
 def word(case: Mapping[str, Any], suite: str, not_selected: Mapping[str, Collection[str]]) -> str:

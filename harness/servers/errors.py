@@ -51,6 +51,7 @@ class ServerFault(ServerError):  # noqa: N818 -- named like those it is the root
     def __init__(self, message: str, scene: Scene, *, cause: str = "", remedy: str = "", details: str = "") -> None:
         super().__init__(message, remedy=remedy)
         self.scene = scene
+        self.log_path: Path = scene.log_path
         self.cause = cause
         self.details = details
 
@@ -58,11 +59,6 @@ class ServerFault(ServerError):  # noqa: N818 -- named like those it is the root
     def argv(self) -> tuple[str, ...]:
         """The command as it was run."""
         return self.scene.argv
-
-    @property
-    def log_path(self) -> Path:
-        """The server's log: its standard output and error."""
-        return self.scene.log_path
 
     @property
     def log_tail(self) -> tuple[str, ...]:

@@ -290,6 +290,7 @@ def start(
                 error.add_note(str(leftovers))
             if isinstance(error, HarnessError) and not isinstance(error, ServerFault):
                 error.add_note(server.scene().as_text())
+                error.log_path = server.log_path
             raise
         server.mark_ready(proof)
         return server

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
 from harness.servers import tree
 from harness.servers.spec import ServerSpec
 
-__all__ = ["environment", "new_log", "tmpdir"]
+__all__ = ["environment", "inherited", "new_log", "tmpdir"]
 
 # A Unix socket's path holds 107 bytes (unix(7)); vLLM 0.32 (`utils/network_utils.py`) adds "/" and a UUID of 36.
 _LONGEST_TMPDIR = 64
@@ -25,6 +26,20 @@ def environment(spec: ServerSpec, marker: str, tmp: Path) -> dict[str, str]:
             env[name] = value
     # SPT_NOENV keeps setproctitle, which vLLM 0.32 calls (`utils/system_utils.py`), from overwriting the marker.
     return {**env, tree.MARKER: marker, "SPT_NOENV": "1", "TMPDIR": str(tmp)}
+
+
+_TELLING = re.compile(
+    r"(?:VLLM|SGLANG|SGL|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|CUDA|NVIDIA|NCCL|GLOO|OMP|MKL|KMP|HF|TRANSFORMERS|LD)_\w+"
+    r"|PYTHON\w+"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?:^|_)KEY")
+
+
+def inherited(spec: ServerSpec) -> dict[str, str]:
+    """Return the parent's variables that change what an engine does, as the server has them; secrets are masked."""
+    own = {name for name, _ in spec.env}
+    found = sorted(name for name in os.environ if name not in own and _TELLING.fullmatch(name))
+    return {name: "(masked)" if _SECRET.search(name) else os.environ[name] for name in found}
 
 
 def new_log(folder: Path, name: str) -> Path:

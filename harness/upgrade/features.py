@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from harness.errors import EvidenceError
 from harness.probe.facts import Capture, Proposal, Serving
 from harness.upgrade.model import Change, Compared, Context, Kind, lost
-from harness.upgrade.recorded import Side
+from harness.upgrade.recorded import Side, concluded
 from harness.verdict import Finding, Verdict
 
 __all__ = ["judge", "read"]
@@ -34,7 +34,15 @@ class Fed:
     classes: str
 
 
-def read(side: Side) -> dict[Rank, Fed]:
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What each rank was fed, and what the aux_hidden suite made of it."""
+
+    ranks: Mapping[Rank, Fed]
+    right: Verdict
+
+
+def read(side: Side) -> Facts:
     """Return what each rank was fed. Raises EvidenceError if a rank saw no proposal, or no layer was compared."""
     found = side.evidence
     if not found.servings:
@@ -46,7 +54,7 @@ def read(side: Side) -> dict[Rank, Fed]:
             why = "; ".join(serving.unobserved) or f"{len(serving.proposals)} proposals"
             raise EvidenceError(f"the captured layers of rank {serving.place.rank} ({why})")
         ranks[serving.place.dp_rank, serving.place.rank] = _fed(serving, captured)
-    return ranks
+    return Facts(ranks, concluded(side, "aux_hidden"))
 
 
 def _fed(serving: Serving, captured: Sequence[Proposal]) -> Fed:
@@ -75,12 +83,14 @@ def _equals(capture: Capture) -> frozenset[str]:
     return frozenset(layers | {FINAL_NORM} if capture.final_norm else layers)
 
 
-def judge(old: Mapping[Rank, Fed], new: Mapping[Rank, Fed], context: Context) -> Compared:
-    """Judge every rank, slot by slot.
+def judge(was: Facts, now: Facts, context: Context) -> Compared:
+    """Judge every rank, slot by slot. What changed from wrong to right, by the aux_hidden suite, is a repair.
 
     Codes: UPG020 another width, or the projection is newly bypassed or given another width; UPG021 a slot that is fed
     from another layer; UPG002 a rank, or a slot of the old version, of which nothing is known.
     """
+    old, new = was.ranks, now.ranks
+    repaired = was.right is Verdict.FAIL and now.right is Verdict.PASS
     findings = [
         lost("new" if rank in old else "old", f"the drafter at work on rank {rank[1]}")
         for rank in sorted(old.keys() ^ new.keys())
@@ -89,17 +99,34 @@ def judge(old: Mapping[Rank, Fed], new: Mapping[Rank, Fed], context: Context) ->
     for rank in sorted(old.keys() & new.keys()):
         before, after = old[rank], new[rank]
         where = f"rank {rank[1]}"
-        for done in (_width(before, after, where, context), _layers(before, after, where, context)):
-            findings += done.findings
-            changes += done.changes
-        for what, was, now in (
+        unknown = [number for number, slot in enumerate(before.slots) if not slot]
+        if unknown and not repaired:
+            findings.append(lost("old", f"the layer that feeds slot {unknown[0]} on {where}"))
+        layers = Compared(()) if unknown and not repaired else _layers(before, after, where, context)
+        for done in (_width(before, after, where, context), layers):
+            better = _mended(done, context) if repaired else done
+            findings += better.findings
+            changes += better.changes
+        for what, said, says in (
             ("passes of the drafter per proposal", str(before.passes), str(after.passes)),
             ("proposer and drafter", before.classes, after.classes),
             ("what the engine says", before.said, after.said),
         ):
-            if was != now:
-                changes.append(Change("features", Kind.DIFFERENT, f"{where}: {what}", was, now))
+            if said != says:
+                changes.append(Change("features", Kind.DIFFERENT, f"{where}: {what}", said, says))
     return Compared(tuple(findings), tuple(changes))
+
+
+def _mended(done: Compared, context: Context) -> Compared:
+    """Return what is otherwise than before as better than before."""
+    text = f"was wrong in {context.old_version}, and is right"
+    findings = tuple(
+        each
+        if each.verdict is Verdict.PASS
+        else dataclasses.replace(each, verdict=Verdict.PASS, summary=f"{each.summary}; {text}", cause="", remedy="")
+        for each in done.findings
+    )
+    return Compared(findings, tuple(dataclasses.replace(each, kind=Kind.BETTER) for each in done.changes))
 
 
 def _width(before: Fed, after: Fed, where: str, context: Context) -> Compared:
@@ -138,9 +165,6 @@ def _width(before: Fed, after: Fed, where: str, context: Context) -> Compared:
 
 
 def _layers(before: Fed, after: Fed, where: str, context: Context) -> Compared:
-    unknown = [number for number, slot in enumerate(before.slots) if not slot]
-    if unknown:
-        return Compared((lost("old", f"the layer that feeds slot {unknown[0]} on {where}"),))
     count = max(len(before.slots), len(after.slots))
     olds, news = (
         [fed.slots[number] if number < len(fed.slots) else None for number in range(count)] for fed in (before, after)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from harness.errors import EvidenceError
 from harness.upgrade.model import Change, Compared, Context, Kind, lost, shown
-from harness.upgrade.recorded import Side, at, judgements, measured, need
-from harness.verdict import Finding, Verdict, worst
+from harness.upgrade.recorded import Side, concluded, measured, need
+from harness.verdict import Finding, Verdict
 
 __all__ = ["judge", "read"]
 
@@ -35,12 +35,13 @@ def read(side: Side) -> Facts:
             found[name] = tuple(need(first, mode, list))
             if not all(isinstance(token, int) for token in found[name]):
                 raise EvidenceError(f"the token ids of prompt {name!r}, {_MODES[mode]}")
-    verdicts = [Verdict(at(item, "verdict")) for item in judgements(side, "losslessness")]
-    return Facts(outputs, worst(verdicts))
+    return Facts(outputs, concluded(side, "losslessness"))
 
 
 def judge(old: Facts, new: Facts, context: Context) -> Compared:
     """Judge a canary's outputs by equality; another pair's may differ by rounding, as long as speculation is lossless.
+
+    Where a canary's failed the losslessness suite and now pass it, they are the oracle's now: a repair.
 
     Kernels of two versions add up in other orders, in float32 too, and what the target's logits were where two versions
     part is in neither record. So a difference is listed, and is a finding only where speculation broke the text.
@@ -58,7 +59,8 @@ def judge(old: Facts, new: Facts, context: Context) -> Compared:
         both = [name for name in before if name in after]
         apart = [name for name in both if before[name] != after[name]]
         broken = mode == "spec" and new.lossless is Verdict.FAIL and old.lossless is not Verdict.FAIL
-        worse = bool(apart) and (context.canary or broken)
+        mended = context.canary and old.lossless is Verdict.FAIL and new.lossless is Verdict.PASS
+        worse = bool(apart) and ((context.canary and not mended) or broken)
         source = "token ids of the losslessness suite"
         if not apart:
             text = f"the outputs {_MODES[mode]} are the same tokens"
@@ -70,7 +72,7 @@ def judge(old: Facts, new: Facts, context: Context) -> Compared:
         changes.append(
             Change(
                 "outputs",
-                Kind.WORSE if worse else Kind.DIFFERENT,
+                Kind.WORSE if worse else Kind.BETTER if mended else Kind.DIFFERENT,
                 f"{_MODES[mode]}: {len(apart)} of {len(both)} prompts ({shown(apart)}), first at {place}",
                 was,
                 now,

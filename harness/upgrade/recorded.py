@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from harness.errors import EvidenceError
 from harness.probe.facts import Evidence
-from harness.verdict import Verdict
+from harness.verdict import Verdict, worst
 
-__all__ = ["Side", "at", "judgements", "measured", "need"]
+__all__ = ["Side", "at", "concluded", "judgements", "measured", "need"]
 
 T = TypeVar("T")
 
@@ -43,6 +43,11 @@ def judgements(side: Side, suite: str) -> list[Mapping[str, Any]]:
     if not found:
         raise EvidenceError(f"a judgement of the suite {suite}")
     return found
+
+
+def concluded(side: Side, suite: str) -> Verdict:
+    """Return the verdict of one suite. Raises EvidenceError if there is none."""
+    return worst([Verdict(at(item, "verdict")) for item in judgements(side, suite)])
 
 
 def measured(side: Side, suite: str) -> Mapping[str, Any]:

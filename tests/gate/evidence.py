@@ -72,6 +72,7 @@ def evidence(**changes):
     made = Evidence(
         "vllm",
         "0.32.0",
+        "/e/site/vllm",
         "/target",
         "/drafter",
         (

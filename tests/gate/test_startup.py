@@ -4,7 +4,7 @@ import pytest
 
 from harness.engines.base import BadSign
 from harness.engines.vllm import VllmAdapter
-from harness.gate.startup import Started, judge_server
+from harness.gate.startup import Started, judge_log, judge_server
 from harness.verdict import Verdict
 
 SIGNS = (BadSign("kaput", "it is broken", "mend it"), BadSign("hm", "odd", "look", fatal=False))
@@ -50,3 +50,12 @@ def test_empty_log():
 )
 def test_signs_of_vllm(line):
     assert codes(started(log=line), bad_signs=VllmAdapter().bad_signs)["STA003"] is Verdict.FAIL
+
+
+@pytest.mark.parametrize(
+    ("log", "verdict"), [("fine\n", Verdict.PASS), ("fine\nit went kaput\n", Verdict.FAIL), ("", Verdict.INVALID)]
+)
+def test_what_a_server_says_while_it_serves(log, verdict):
+    finding = judge_log("x-spec, to the end", log, SIGNS)
+    assert (finding.code, finding.verdict) == ("STA003", verdict)
+    assert "x-spec, to the end" in finding.summary

@@ -160,6 +160,22 @@ def test_find_refuses_a_name_defined_twice(folders):
         pairs.find(["small"], [path])
 
 
+@pytest.mark.parametrize("name", ["a/b", "../x", "", ".", "-k", "a b", "a\\nb", "# x", "a[0]"])
+def test_a_name_that_no_folder_can_have(tmp_path, name):
+    path = tmp_path / "pairs.toml"
+    path.write_text(f'[pairs."{name}"]\ncanary = "small"\n')
+    with pytest.raises(PairError, match="cannot be a pair's name"):
+        pairs.read_file(path)
+
+
+def test_an_adhoc_pair_has_a_name_that_a_folder_can_have(folders, monkeypatch):
+    odd = folders / "my target #1"
+    (folders / "target").rename(odd)
+    assert pairs.adhoc(odd, folders / "drafter", k=2, dtype="float32").name == "my_target__1+drafter"
+    monkeypatch.chdir(odd)
+    assert pairs.adhoc(Path(), folders / "drafter", k=2, dtype="float32").name == "my_target__1+drafter"
+
+
 def test_adhoc(folders):
     pair = pairs.adhoc(folders / "target", folders / "drafter", k=2, dtype="float32")
     assert (pair.k, pair.dtype, pair.source) == (2, "float32", "command line")

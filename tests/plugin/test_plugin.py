@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from fixtures import plugin
 from fixtures.options import CaseKey
 from harness import pairs
+from harness.report.table import SUITES, UPGRADE_TESTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,11 +56,11 @@ class Project:
         (folder / "conftest.py").write_text(CONFTEST)
         (folder / "pytest.ini").write_text("[pytest]\n")
 
-    def suite(self, name: str, body: str) -> None:
+    def suite(self, name: str, body: str, suite: str = "", mark: str = "") -> None:
         lines = "\n".join(f"    {line}" for line in body.splitlines())
         path = self.folder / f"test_{name}.py"
-        mark = f"pytestmark = pytest.mark.suite({name!r})"
-        path.write_text(f"{HEADER}\n{mark}\n\ndef test_{name}(case, judge):\n{lines}\n")
+        marks = f"pytestmark = [pytest.mark.suite({suite or name!r}){f', pytest.mark.{mark}' if mark else ''}]"
+        path.write_text(f"{HEADER}\n{marks}\n\ndef test_{name}(case, judge):\n{lines}\n")
 
     def run(self, *arguments: str, pairs=("small",), reports=True):
         named = [word for pair in pairs for word in ("--pair", pair)]
@@ -155,6 +157,18 @@ def test_the_log_of_a_server_that_did_not_start_is_shown_once(project, monkeypat
     assert done.stdout.count("it died\n  remedy: r") == 1
 
 
+def test_an_error_that_ends_a_start_brings_the_scene_and_names_the_log(project):
+    conftest = project.folder / "conftest.py"
+    scene = "from harness.errors import ServerError\nNOT_ON = ServerError('speculation is not on')\n"
+    scene += "NOT_ON.add_note('  | the last line of the log')\nNOT_ON.log_path = '/the/log'\n"
+    conftest.write_text(f"{CONFTEST}\n{scene}")
+    project.suite("startup", "import conftest; raise conftest.NOT_ON")
+    done = project.run()
+    assert done.returncode == 1
+    assert "the last line of the log" in done.stdout
+    assert project.record()["cases"][0]["judgements"][0]["findings"][0]["source"] == "server log /the/log"
+
+
 def test_a_case_that_cannot_be_made_is_invalid(project):
     project.suite("weights", "give(judge, 'PASS', 'weights')")
     conftest = project.folder / "conftest.py"
@@ -213,6 +227,34 @@ def test_order_is_by_case_then_suite_and_x_stops(project):
     assert done.returncode == 1
     ran = [line.split("::")[1].split()[0] for line in done.stdout.splitlines() if "::" in line and "%" in line]
     assert ran == ["test_startup[small-vllm-v1]", "test_weights[small-vllm-v1]"]
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_x_stops_with_the_verdict_so_far(project, workers):
+    project.suite("startup", "give(judge, 'FAIL', 'startup')")
+    project.suite("weights", "give(judge, 'PASS', 'weights')")
+    done = project.run("-x", *workers)
+    assert done.returncode == 1, done.stdout + done.stderr
+    record = project.record()
+    assert (record["verdict"], record["complete"]) == ("FAIL", False)
+    assert record["never_judged"] == {"small-vllm-v1": ["weights"]}
+
+
+def test_no_test_selected_decides_nothing(project):
+    project.suite("startup", "give(judge, 'PASS', 'startup')")
+    done = project.run("-k", "no_such_test")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert project.record()["verdict"] == "INVALID"
+
+
+def test_what_comes_last_runs_when_all_suites_of_its_case_have_run(project):
+    for suite in ("startup", "weights"):
+        project.suite(suite, f"give(judge, 'PASS', {suite!r})")
+    project.suite("log", "give(judge, 'FAIL', 'startup')", suite="startup", mark="last")
+    done = project.run("-v", pairs=("small", "small-wrong"))
+    ran = re.findall(r"::test_(\w+)\[([\w-]+)-vllm-v1\] [A-Z]", done.stdout)
+    assert ran == [(test, pair) for pair in ("small", "small-wrong") for test in ("startup", "weights", "log")]
+    assert done.returncode == 1
 
 
 def test_throughput_is_not_asked_of_a_pair_that_promises_none(project):
@@ -279,6 +321,14 @@ def test_a_killed_run_keeps_what_it_had(project):
     record = project.record()
     assert record["complete"] is False
     assert [item["suite"] for item in record["cases"][0]["judgements"]] == ["startup"]
+
+
+def test_a_run_that_is_killed_in_its_first_start_has_a_record(project):
+    project.suite("startup", "import os; os._exit(9)")
+    assert project.run().returncode == 9
+    record = project.record()
+    assert (record["verdict"], record["complete"]) == ("INVALID", False)
+    assert "startup" in record["never_judged"]["small-vllm-v1"]
 
 
 def test_an_interrupted_run_is_incomplete(project):
@@ -401,12 +451,67 @@ def test_the_old_side_stays_until_the_new_one_ends(side_by_side):
     assert not cases["old"].serves | cases["new"].serves
 
 
-@pytest.mark.parametrize(("selected", "reason"), [({"heavy-vllm-v1-new"}, None), (set(), "left out by hand")])
-def test_a_comparison_without_speed_says_so(selected, reason):
-    keys = [CaseKey(pairs.find(["heavy"], [])[0], "vllm", "v1", side) for side in ("old", "new")]
-    stash = {plugin._TIMED: selected, plugin._CASES: keys}
+def test_an_old_release_that_does_not_end_well_does_not_keep_the_new_one_running():
+    key = types.SimpleNamespace(side="new", subject="pair", id="pair-new")
+    new = Served(side_by_side=True)
+
+    def stuck():
+        raise ExceptionGroup("old", [RuntimeError("process 42 is alive")])
+
+    with pytest.raises(ExceptionGroup, match="pair-new") as caught:
+        plugin._end({"pair": types.SimpleNamespace(release=stuck)}, key, new)
+    assert str(caught.value.exceptions[0]) == "process 42 is alive"
+    assert not new.serves
+
+
+@pytest.mark.parametrize("pair", ["heavy", "small"])
+@pytest.mark.parametrize("left", [(), ("throughput",), ("record", "acceptance")])
+def test_a_comparison_says_what_was_left_out_of_it(pair, left):
+    keys = [CaseKey(pairs.find([pair], [])[0], "vllm", "v1", side) for side in ("old", "new")]
+    selected = {f"test_upgrade_{test}": "upgrade" for test in UPGRADE_TESTS if test not in left}
+    stash = {plugin._SELECTED: {keys[1].id: selected}, plugin._CASES: keys}
     config = types.SimpleNamespace(stash=stash, getoption=lambda name: {"device": "cpu"}[name])
-    assert plugin._reasons(keys[1], config).get("throughput in upgrade") == reason
+    reasons = plugin._reasons(keys[1], config)
+    by_hand = {f"{test} in upgrade" for test in left if pair == "heavy" or test != "throughput"}
+    assert {what for what, why in reasons.items() if why == "left out by hand"} == by_hand
+    assert ("throughput_ratio" in reasons.get("throughput in upgrade", "")) is (pair == "small")
+
+
+def test_the_tests_of_a_comparison_are_those_that_may_be_left_out():
+    text = (ROOT / "suites" / "upgrade" / "test_upgrade.py").read_text()
+    assert tuple(re.findall(r"def test_upgrade_(\w+)\(", text)) == UPGRADE_TESTS
+
+
+def test_a_gate_of_which_something_was_left_out_is_no_yes(project):
+    compare(project, "PASS")
+    done = project.run("--from", "0.28.0", "--to", "0.32.0", "-k", "startup")
+    assert done.returncode == 0
+    assert "may be upgraded" not in done.stdout
+    assert "nothing judged speaks against it; left out by hand: " in done.stdout
+    assert "small-vllm-v1-new (startup" not in done.stdout
+
+
+def compare(project, old, new="PASS"):
+    project.suite("startup", f"give(judge, {old!r} if case.id.endswith('old') else {new!r}, 'startup')")
+    for suite in SUITES[1:]:
+        project.suite(suite, f"give(judge, 'PASS', {suite!r})")
+    for test in UPGRADE_TESTS[:2]:
+        project.suite(f"upgrade_{test}", "give(judge, 'PASS', 'upgrade')", suite="upgrade")
+
+
+def test_what_is_red_on_the_old_side_alone_keeps_nobody_from_upgrading(project):
+    compare(project, "FAIL")
+    done = project.run("--from", "0.28.0", "--to", "0.32.0")
+    assert "from 0.28.0 to 0.32.0: may be upgraded" in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert project.record()["verdict"] == "PASS"
+
+
+@pytest.mark.parametrize("side", ["old", "new"])
+def test_what_fails_behind_its_judgement_is_no_yes(project, side):
+    compare(project, "FAIL")
+    project.suite("weights", f"give(judge, 'PASS', 'weights')\nassert not case.id.endswith({side!r})")
+    assert project.run("--from", "0.28.0", "--to", "0.32.0").returncode == 3
 
 
 def test_one_release_asks_for_no_comparison(project):

@@ -79,7 +79,7 @@ def vllm(monkeypatch, tmp_path):
         def propose(self, *args, **kwargs):
             return super().propose(*args, **kwargs)
 
-    module(monkeypatch, "vllm", __version__="9.9")
+    module(monkeypatch, "vllm", __version__="9.9", __path__=["/e/site/vllm"])
     module(monkeypatch, "transformers", PretrainedConfig=config_class)
     module(monkeypatch, "vllm.config", SpeculativeConfig=SpeculativeConfig)
     module(monkeypatch, "vllm.distributed", parallel_state=types.SimpleNamespace(
@@ -167,7 +167,7 @@ def test_a_run_from_load_to_the_last_hook(vllm):
     for _ in range(ENOUGH):
         vllm.step()
     found = read(vllm.folder)
-    assert (found.engine, found.engine_version) == ("vllm", "9.9")
+    assert (found.engine, found.engine_version, found.engine_path) == ("vllm", "9.9", "/e/site/vllm")
     assert found.fates("drafter")["surplus"] is Fate.DROPPED
     assert all(row.written == row.elements for load in found.loads for row in load.parameters)
     (serving,) = found.servings

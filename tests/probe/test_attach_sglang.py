@@ -112,6 +112,7 @@ def test_a_run_from_load_to_the_last_hook(server, target):
     before = server.hooked()
     found = server.run(target)
     assert (found.engine, found.engine_version) == ("sglang", "9.9")
+    assert found.engine_path == str(server.tree / "sglang")
     assert {key: fate for key, fate in found.fates("drafter").items() if fate is not Fate.USED} == {"t2d": Fate.DROPPED}
     assert set(found.fates("target").values()) == {Fate.USED}
     assert all(row.written == row.elements for load in found.loads for row in load.parameters)

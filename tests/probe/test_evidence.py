@@ -54,7 +54,14 @@ class Folder:
             )
 
     def put(self, name, stage, pid, **body):
-        head = {"format": 1, "stage": stage, "pid": pid, "engine": "vllm", "engine_version": "0.32.0"}
+        head = {
+            "format": 1,
+            "stage": stage,
+            "pid": pid,
+            "engine": "vllm",
+            "engine_version": "0.32.0",
+            "engine_path": "/e/vllm",
+        }
         self.files[name] = {**head, "target": "/t", "drafter": "/d", **body}
 
     def write(self):
@@ -70,7 +77,7 @@ def folder(tmp_path):
 
 def test_whole_evidence_is_read(folder):
     found = read(folder.write())
-    assert (found.engine, found.engine_version) == ("vllm", "0.32.0")
+    assert (found.engine, found.engine_version, found.engine_path) == ("vllm", "0.32.0", "/e/vllm")
     assert [load.role for load in found.loads] == ["drafter", "target"]
     (serving,) = found.servings
     assert serving.proposals[0].layers() == ((2,),)

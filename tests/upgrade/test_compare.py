@@ -262,6 +262,20 @@ def test_one_hidden_state_in_place_of_three(sides):
     assert "no slot" in red(judgement, "UPG021").summary
 
 
+@pytest.mark.parametrize("layers", [[(3,), (5,), (6,)], [(2,), (), (5,)], [(2,)]])
+def test_what_reaches_the_drafter_was_wrong_and_is_right(sides, layers):
+    """The old release captured other layers, altered states, or one state alone; the new one feeds it as trained."""
+    for proposal in proposals(sides[0]):
+        proposal.update(feature_width=256 * len(layers), captures=proposal["captures"][: len(layers)])
+    feed(sides[0], *layers)
+    judged(sides[0], "aux_hidden", "AUX005", "FAIL")
+    judgement = compare(*sides)
+    assert judgement.verdict is Verdict.PASS
+    assert "better" in {kind for kind, _ in changes(judgement, "features")}
+    judged(sides[1], "aux_hidden", "AUX005", "FAIL")
+    assert compare(*sides).verdict in {Verdict.FAIL, Verdict.INVALID}, "still wrong, in another way"
+
+
 def test_a_projection_that_is_newly_bypassed(sides):
     proposals(sides[1])[0]["projection_widths"] = []
     assert "bypassed in 1 of 2" in red(compare(*sides), "UPG020").summary
@@ -349,6 +363,17 @@ def test_a_changed_output_of_a_canary(sides, code, mode, tokens, actual):
     found = red(compare(*sides), code)
     assert "the first at prompt 'p01'" in found.summary
     assert actual in found.actual
+
+
+@pytest.mark.parametrize("mode", ["spec", "plain"])
+def test_an_output_of_a_canary_that_was_wrong_and_is_right(sides, mode):
+    write(sides[0], mode, "p01", [5, 9, 7])
+    judged(sides[0], "losslessness", "LOS010", "FAIL")
+    judgement = compare(*sides)
+    assert judgement.verdict is Verdict.PASS
+    assert [kind for kind, _ in changes(judgement, "outputs")] == ["better"]
+    judged(sides[1], "losslessness", "LOS010", "FAIL")
+    red(compare(*sides), "UPG040" if mode == "spec" else "UPG041")
 
 
 def test_the_cause_of_a_changed_output(sides):
@@ -542,7 +567,7 @@ def test_two_cases_of_a_kind_and_no_case_at_all(old, new):
 
 NOT_COMPARED = re.compile(
     r"id|machine\.(cores|memory_bytes|system|python)|rebuilt|provenance|prompts\.(count|seed)"
-    r"|engine\.(distribution|python|site_packages|packages\..*|lock|origin|source)|(target|drafter)\.(folder|bytes)"
+    r"|engine\.(distribution|python|site_packages|package|packages\..*|lock|origin|source)|(target|drafter)\.(folder|bytes)"
     # A suite's words, and what no comparison is made of: weights and aux_hidden are compared from the evidence.
     r"|judgements\.\d\.(test|seconds|findings\.0\.(?!code|verdict).*)"
     r"|(weights|aux_hidden)\.(measurements.*|findings\.0\.code)|(startup|losslessness|acceptance)\.findings\.0\.code"

@@ -30,9 +30,10 @@ it, of the layers whose inputs are captured: for most targets each id plus 1 (mo
 
 def register() -> None:
     """Entry point: called by SGLang once in every process it starts."""
-    from sglang.version import __version__  # noqa: PLC0415 -- this module is imported only inside SGLang
+    import sglang  # noqa: PLC0415 -- this module is imported only inside SGLang
+    from sglang.version import __version__  # noqa: PLC0415
 
-    journal = Journal.from_environment("sglang", __version__)
+    journal = Journal.from_environment("sglang", __version__, next(iter(sglang.__path__)))
     if journal is None:
         return
     session = Session(journal, _place)

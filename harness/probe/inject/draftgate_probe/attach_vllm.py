@@ -30,7 +30,7 @@ def register() -> None:
     """Entry point: called by vLLM once in every process it starts."""
     import vllm  # noqa: PLC0415 -- this module is imported only by vLLM's plugin loader
 
-    journal = Journal.from_environment("vllm", vllm.__version__)
+    journal = Journal.from_environment("vllm", vllm.__version__, next(iter(vllm.__path__)))
     if journal is None:
         return
     session = Session(journal, _place)

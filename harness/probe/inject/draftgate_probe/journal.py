@@ -19,24 +19,30 @@ FORMAT = 1
 class Journal:
     """The evidence folder as one process sees it. A fault never reaches the engine; it makes the run INVALID."""
 
-    def __init__(self, folder: Path, target: str, drafter: str, engine: str, engine_version: str) -> None:
+    def __init__(
+        self, folder: Path, target: str, drafter: str, engine: str, engine_version: str, engine_path: str = ""
+    ) -> None:
         self.folder = folder
         self.target = target
         self.drafter = drafter
         self.engine = engine
         self.engine_version = engine_version
+        self.engine_path = engine_path
         self.faults: list[str] = []
         self.attached: list[str] = []
 
     @classmethod
-    def from_environment(cls, engine: str, engine_version: str) -> Journal | None:
-        """Return the journal the harness asked for, or None: then the probe does nothing at all."""
+    def from_environment(cls, engine: str, engine_version: str, engine_path: str) -> Journal | None:
+        """Return the journal the harness asked for, or None: then the probe does nothing at all.
+
+        `engine_path` is the folder that the engine's package was imported from.
+        """
         folder = os.environ.get("DRAFTGATE_PROBE_DIR")
         if not folder:
             return None
         target = os.environ.get("DRAFTGATE_PROBE_TARGET", "")
         drafter = os.environ.get("DRAFTGATE_PROBE_DRAFTER", "")
-        return cls(Path(folder), target, drafter, engine, engine_version)
+        return cls(Path(folder), target, drafter, engine, engine_version, engine_path)
 
     def is_drafter(self, path: object) -> bool:
         """Say whether a path given to the engine is the drafter's (and not the target's as well)."""
@@ -52,6 +58,7 @@ class Journal:
             "pid": os.getpid(),
             "engine": self.engine,
             "engine_version": self.engine_version,
+            "engine_path": self.engine_path,
             "target": self.target,
             "drafter": self.drafter,
             **body,
