@@ -42,8 +42,10 @@ def run(arguments: argparse.Namespace, trends: Trends) -> int:
     try:
         made = text if arguments.format == "json" else _render(record, arguments.format, path.resolve().parent, trends)
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        from harness.report.text import terminal  # noqa: PLC0415 -- as above
+
         raise UsageError(
-            f"{path}: has not the form of a run record: {type(error).__name__}: {error}",
+            f"{path}: has not the form of a run record: {terminal(f'{type(error).__name__}: {error}')}",
             remedy="give the record.json that `draftgate run` wrote, as it wrote it",
         ) from error
     output = arguments.output

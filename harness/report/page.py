@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
+import itertools
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ _NOTHING = "\u2013"
 
 _OPEN = 2
 """Cases up to which all are shown unfolded; of more, those that are not green."""
+
+_CASES, _FINDINGS, _REASONS, _TRENDS = 50, 50, 200, 50
+"""How many are shown, of findings those of one suite; what is not green goes first, and the page says what it lacks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +55,7 @@ class _Suite:
     verdict: Verdict
     seconds: str
     findings: tuple[_Finding, ...]
+    more: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +72,7 @@ class _Case:
     figures: tuple[Any, ...]
     suites: tuple[_Suite, ...]
     servers: tuple[_Server, ...]
+    more_servers: int
     facts: tuple[tuple[str, str], ...]
 
 
@@ -82,7 +88,9 @@ def render(record: Mapping[str, Any], trends: Sequence[plots.Trend] = ()) -> str
     Raises KeyError, TypeError or ValueError where the record is none.
     """
     summary = summarise(record)
-    drawn = [_drawn(trend.title, lambda trend=trend: plots.trend(trend)) for trend in trends]  # type: ignore[misc]
+    drawn = [_drawn(trend.title, functools.partial(plots.trend, trend)) for trend in trends[:_TRENDS]]
+    cases = list(zip(record["cases"], summary.rows, strict=False))
+    shown = sorted(sorted(range(len(cases)), key=lambda index: cases[index][1].verdict is Verdict.PASS)[:_CASES])
     return (
         _templates()
         .get_template("page.html.j2")
@@ -90,11 +98,14 @@ def render(record: Mapping[str, Any], trends: Sequence[plots.Trend] = ()) -> str
             summary=summary,
             tone=_tone(summary),
             about=_about(record),
+            reasons=summary.reasons[:_REASONS],
             trends=[figure for figures in drawn for figure in figures],
+            more_trends=max(0, len(trends) - _TRENDS),
             cases=[
-                _case(case, row, unfolded=len(record["cases"]) <= _OPEN or row.verdict is not Verdict.PASS)
-                for case, row in zip(record["cases"], summary.rows, strict=False)
+                _case(case, row, unfolded=len(cases) <= _OPEN or row.verdict is not Verdict.PASS)
+                for case, row in (cases[index] for index in shown)
             ],
+            more_cases=len(cases) - len(shown),
             environments=list(_environments(record)),
             command=str(record.get("command") or "not in the record"),
             machine=tuple((str(name), number(value)) for name, value in (record.get("machine") or {}).items()),
@@ -151,12 +162,14 @@ def _case(case: Mapping[str, Any], row: Row, *, unfolded: bool) -> _Case:
     for item in case["judgements"]:
         measured.setdefault(item["suite"], {})
         measured[item["suite"]] = {**measured[item["suite"]], **(item.get("measurements") or {})}
+    servers: Mapping[str, Any] = (measured.get("startup") or {}).get("servers") or {}
     return _Case(
         row,
         unfolded,
         tuple(_figures(case, measured)),
         tuple(_suites(case)),
-        tuple(_servers(measured.get("startup") or {})),
+        tuple(_servers(servers)),
+        max(0, len(servers) - plots.MOST_SERVERS),
         tuple(_facts(case)),
     )
 
@@ -182,6 +195,7 @@ def _drawn(title: str, draw: Callable[[], Any]) -> list[Any]:
 
 def _suites(case: Mapping[str, Any]) -> Iterator[_Suite]:
     for item in case["judgements"]:
+        shown = sorted(item["findings"], key=lambda finding: finding["verdict"] == Verdict.PASS)[:_FINDINGS]
         findings = tuple(
             _Finding(
                 str(finding["verdict"]),
@@ -197,13 +211,14 @@ def _suites(case: Mapping[str, Any]) -> Iterator[_Suite]:
                 )
                 + ((("Interval", " to ".join(map(number, finding["interval"]))),) if finding.get("interval") else ()),
             )
-            for finding in item["findings"]
+            for finding in shown
         )  # fmt: skip
-        yield _Suite(str(item["suite"]), Verdict(item["verdict"]), number(item.get("seconds")), findings)
+        more = len(item["findings"]) - len(shown)
+        yield _Suite(str(item["suite"]), Verdict(item["verdict"]), number(item.get("seconds")), findings, more)
 
 
-def _servers(measurements: Mapping[str, Any]) -> Iterator[_Server]:
-    for name, facts in (measurements.get("servers") or {}).items():
+def _servers(servers: Mapping[str, Any]) -> Iterator[_Server]:
+    for name, facts in itertools.islice(servers.items(), plots.MOST_SERVERS):
         env = "\n".join(f"{key}={value}" for key, value in (facts.get("env") or {}).items() if value is not None)
         proof = facts.get("proof")
         known = proof if isinstance(proof, Mapping) else {"proof": proof}

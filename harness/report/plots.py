@@ -5,6 +5,7 @@ Nothing here writes SVG; templates/plots.svg.j2 does. Coordinates are in units o
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from harness.report.text import number, one_line, percent
+from harness.verdict import some
 
 __all__ = [
     "WIDTH",
@@ -42,7 +44,22 @@ ALPHA = 0.05
 """One-sided, each bound: what is drawn is a 90 % interval."""
 
 MOST_TENSORS = 400
-"""Squares of one map; those that did not land come first, and the table says how many are left out."""
+"""Squares of one map; those that did not land come first, and a note says what is left out."""
+
+MOST_SERVERS = 12
+"""Servers of one case that are shown."""
+
+_MOST_RUNS = 400
+"""Runs of a figure over time that are drawn: the last."""
+
+_MOST_STEPS = 64
+"""Phases of a server, and draft positions: of more, nothing could be read."""
+
+_MOST_PROMPTS = 2_000
+"""Prompts; the bootstrap takes 80 kB for each."""
+
+_SOURCES = 4
+"""Names of where a tensor went or came from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +232,10 @@ def acceptance(measurements: Mapping[str, Any], pair: Mapping[str, Any]) -> Char
     drafts = [each["drafts"] for each in prompts]
     truth_steps = sum(each["drafts"] for each in oracle)
     values, rows = [], []
-    for position in range(max(len(each["per_position"]) for each in prompts)):
+    positions = max(len(each["per_position"]) for each in prompts)
+    if positions > _MOST_STEPS or len(prompts) > _MOST_PROMPTS:
+        raise ValueError(f"{positions} draft positions of {len(prompts)} prompts are too many")
+    for position in range(positions):
         accepted = [each["per_position"][position] for each in prompts]
         share, low, high = sum(accepted) / sum(drafts), None, None
         if len(prompts) > 1:
@@ -307,7 +327,8 @@ def _thresholds(pair: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def trend(history: Trend) -> Chart | None:
     """Draw a figure over runs, with a line where the engine's version changes; None without a finite value."""
-    points = [point for point in history.points if math.isfinite(point.value)]
+    left_out = max(0, len(history.points) - _MOST_RUNS)
+    points = [point for point in history.points[left_out:] if math.isfinite(point.value)]
     if not points:
         return None
     parts = [
@@ -334,7 +355,7 @@ def trend(history: Trend) -> Chart | None:
             number(point.value),
             "none" if point.low is None or point.high is None else f"{number(point.low)} to {number(point.high)}",
         )
-        for point in history.points
+        for point in history.points[left_out:]
     )
     first, last = points[0], points[-1]
     chart = _chart(
@@ -363,7 +384,8 @@ def trend(history: Trend) -> Chart | None:
             changes.append(Mark(dot.x, one_line(point.version)[:14] if fits else ""))
             room = dot.x if fits else room
     path = " ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in dots if dot.y is not None)
-    return dataclasses.replace(chart, dots=dots, versions=tuple(changes), line=path, half=4)
+    note = f"{left_out} runs before these are in the history." if left_out else ""
+    return dataclasses.replace(chart, dots=dots, versions=tuple(changes), line=path, half=4, note=note)
 
 
 def startup(measurements: Mapping[str, Any]) -> Bars | None:
@@ -373,9 +395,13 @@ def startup(measurements: Mapping[str, Any]) -> Bars | None:
         name: [(float(seconds), str(label)) for seconds, label in facts.get("timeline") or ()]
         for name, facts in servers.items()
     }
-    timelines = {name: steps for name, steps in timelines.items() if steps}
-    if not timelines:
+    every = {name: steps for name, steps in timelines.items() if steps}
+    if not every:
         return None
+    timelines = dict(itertools.islice(every.items(), MOST_SERVERS))
+    longest = max(map(len, timelines.values()))
+    if longest > _MOST_STEPS:
+        raise ValueError(f"a server with {longest} phases is too much to draw")
     end = max(seconds for steps in timelines.values() for seconds, _ in steps) or 1.0
     kinds = tuple(dict.fromkeys(label for steps in timelines.values() for _, label in steps[:-1]))
     span, left, scale = WIDTH - 16, 8, _nice(0.0, end)
@@ -411,6 +437,7 @@ def startup(measurements: Mapping[str, Any]) -> Bars | None:
         tuple(bars),
         tuple(Mark(left + tick / scale[-1] * span, f"{number(tick)} s") for tick in scale),
         18.0 + 44 * len(bars) + 4,
+        note=f"{len(every) - len(timelines)} more servers are in record.json." if len(every) > len(timelines) else "",
     )
 
 
@@ -453,16 +480,16 @@ _Entry = tuple[str, str, str, str]
 def _key(name: str, key: Mapping[str, Any], landed: Sequence[str], unused: Mapping[str, Any] | None) -> _Entry:
     shape = f"{key['shape']} {key['dtype']}"
     if unused is None:
-        return name, shape, "landed" if landed else "unjudged", ", ".join(landed)
+        return name, shape, "landed" if landed else "unjudged", some(landed, _SOURCES)
     if name not in unused:
-        return name, shape, "landed", ", ".join(landed) or "read as values"
+        return name, shape, "landed", some(landed, _SOURCES) or "read as values"
     lost = unused[name]
     return name, shape, "exempt" if lost["exempt"] else "unused", lost["exempt"] or lost["fate"]
 
 
 def _tensor(name: str, tensor: Mapping[str, Any], lacking: Mapping[str, str] | None) -> _Entry:
     shape = f"{tensor['shape']} {tensor['dtype']}"
-    source = ", ".join(tensor["keys"])
+    source = some(tensor["keys"], _SOURCES)
     written = f"{tensor['written']} of {tensor['elements']} elements written"
     if lacking is None:
         whole = tensor["written"] and tensor["written"] + tensor["filled"] >= tensor["elements"]
@@ -476,6 +503,8 @@ def _tensor(name: str, tensor: Mapping[str, Any], lacking: Mapping[str, str] | N
 def _map(title: str, what: str, where: str, entries: Sequence[_Entry]) -> TensorMap:
     bad_first = sorted(entries, key=lambda entry: (entry[2] == "landed", list(_STATES).index(entry[2]) == 1))
     shown = sorted(bad_first[:MOST_TENSORS], key=lambda entry: entry[0])
+    left_out = collections.Counter(entry[2] for entry in bad_first[MOST_TENSORS:])
+    more = ", ".join(f"{left_out[state]} {words}" for state, words in _STATES.items() if left_out[state])
     size, gap, left = 16.0, 4.0, 8.0
     columns = int((WIDTH - 2 * left + gap) // (size + gap))
     counts = tuple(
@@ -483,8 +512,7 @@ def _map(title: str, what: str, where: str, entries: Sequence[_Entry]) -> Tensor
         for state, words in _STATES.items()
         if any(entry[2] == state for entry in entries)
     )
-    missing = [entry[0] for entry in entries if entry[2] not in ("landed", "exempt")]
-    named = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+    named = some([entry[0] for entry in entries if entry[2] not in ("landed", "exempt")], 8)
     return TensorMap(
         f"{title}: {len(entries)} {what}",
         ", ".join(f"{count} {words}" for _, words, count in counts) + "." + (f" {one_line(named)}." if named else ""),
@@ -501,7 +529,7 @@ def _map(title: str, what: str, where: str, entries: Sequence[_Entry]) -> Tensor
         counts,
         8 + math.ceil(len(shown) / columns) * (size + gap),
         size,
-        note=f"{len(entries) - len(shown)} more that landed are in record.json." if len(entries) > len(shown) else "",
+        note=f"{left_out.total()} more are in record.json: {more}." if more else "",
     )
 
 
@@ -517,6 +545,8 @@ def _chart(
         return low - (min(max(value, bottom), top) - bottom) / (top - bottom) * (low - high)
 
     step = (right - left) / len(values)
+    # Of labels that would lie over each other, every second, third ... is written.
+    every = math.ceil((8 * max(len(each.label) for each in values) + 2) / step)
     dots = tuple(
         Dot(
             left + (index + 0.5) * step,
@@ -524,7 +554,7 @@ def _chart(
             place(each.low),
             place(each.high),
             place(each.level),
-            each.label,
+            each.label if index % every == 0 else "",
             each.title,
         )
         for index, each in enumerate(values)

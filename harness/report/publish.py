@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness.files import write_atomically
 from harness.github import command
 from harness.report.summary import summarise
-from harness.report.text import one_line, visible
+from harness.report.text import one_line, terminal, visible
 from harness.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -47,20 +47,24 @@ def over_time(trends: Trends, folder: Path, record: Mapping[str, Any]) -> tuple[
     try:
         return trends(folder, record), ""
     except Exception as error:  # noqa: BLE001 -- a page without its history is worth more than none
-        return (), f"draftgate: the report has no figures over time: {one_line(str(error))}"
+        return (), terminal(f"draftgate: the report has no figures over time: {one_line(str(error))}")
 
 
 def annotate(record: Mapping[str, Any]) -> list[str]:
-    """Return the workflow commands for what is not green: errors for FAIL and INVALID, warnings for INCONCLUSIVE."""
+    """Return the workflow commands for what is not green: errors for FAIL and INVALID, warnings for INCONCLUSIVE.
+
+    What does not count, being of the old release of a comparison, has none.
+    """
     summary = summarise(record)
+    reasons = [reason for reason in summary.reasons if not reason.old]
     lines: dict[str, list[str]] = {"error": [], "warning": []}
-    for reason in summary.reasons:
+    for reason in reasons:
         level = "warning" if reason.verdict is Verdict.INCONCLUSIVE else "error"
         parts = (reason.summary, summary.places(reason), f"cause: {reason.cause}", f"remedy: {reason.remedy}")
         message = "\n".join(visible(part) for part in parts if not part.endswith(": "))
         title = one_line(f"draftgate {reason.verdict} {reason.code}".strip())
         lines[level].append(command(level, message, title=title))
-    if not summary.reasons and summary.verdict is not Verdict.PASS:
+    if not reasons and summary.verdict is not Verdict.PASS:
         lines["error"].append(command("error", summary.sentence, title=f"draftgate {summary.verdict}"))
     for level, made in lines.items():
         if len(made) > _MOST:
@@ -90,4 +94,4 @@ def _attempt(what: str, make: Callable[[], list[str]]) -> list[str]:
     try:
         return make()
     except Exception as error:  # noqa: BLE001 -- a report that cannot be made must not change what was judged
-        return [f"draftgate: {what} could not be made: {one_line(f'{type(error).__name__}: {error}')}"]
+        return [terminal(f"draftgate: {what} could not be made: {one_line(f'{type(error).__name__}: {error}')}")]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import IO, Any
 
+from harness.report.text import terminal
 from harness.verdict import Verdict, worst
 
-__all__ = ["BY_HAND", "SUITES", "UPGRADE", "UPGRADE_TESTS", "answer", "print_table", "word"]
+__all__ = ["BY_HAND", "NOT_COUNTED", "SUITES", "UPGRADE", "UPGRADE_TESTS", "answer", "print_table", "word"]
 
 SUITES = ("startup", "weights", "aux_hidden", "acceptance", "metrics", "losslessness", "throughput")
 """In the order in which they are run and shown."""
@@ -21,6 +22,9 @@ UPGRADE_TESTS = ("record", "acceptance", "throughput")
 BY_HAND = "left out by hand"
 """The reason of what a case does not ask because whoever started the run chose tests (`-k`, `-m`, a path)."""
 
+NOT_COUNTED = "of the old release, not counted"
+"""What a comparison says of a finding on the release that it leaves behind."""
+
 _STYLE = {"PASS": "green", "FAIL": "bold red", "INCONCLUSIVE": "yellow", "INVALID": "bold magenta"}
 
 
@@ -31,7 +35,11 @@ def print_table(record: Mapping[str, Any], file: IO[str]) -> None:
     from rich.text import Text  # noqa: PLC0415
 
     console = Console(file=file, highlight=False, soft_wrap=True, width=None if file.isatty() else 140)
-    table = Table(title=f"draftgate: {record['verdict']}", title_justify="left")
+
+    def shown(text: Any, style: str = "") -> Text:
+        return Text(terminal(str(text)), style=style)
+
+    table = Table(title=shown(f"draftgate: {record['verdict']}"), title_justify="left")
     table.add_column("pair / engine / runner", no_wrap=True)
     compares = bool(record.get("comparison"))
     suites = (*SUITES, UPGRADE) if compares else SUITES
@@ -41,13 +49,13 @@ def print_table(record: Mapping[str, Any], file: IO[str]) -> None:
         table.add_column(suite, no_wrap=True)
     for case in record["cases"]:
         words = [word(case, suite, record["not_selected"]) for suite in suites]
-        release = [Text((case.get("engine") or {}).get("version", "not had"))] if compares else []
-        table.add_row(Text(case["id"]), *release, *(Text(word, style=_STYLE.get(word, "dim")) for word in words))
+        release = [shown((case.get("engine") or {}).get("version", "not had"))] if compares else []
+        table.add_row(shown(case["id"]), *release, *(shown(word, _STYLE.get(word, "dim")) for word in words))
     console.print(table)
     if record.get("comparison"):
-        console.print(Text(answer(record)))
+        console.print(shown(answer(record)))
     for line in _reasons(record):
-        console.print(Text(line))
+        console.print(shown(line))
 
 
 def answer(record: Mapping[str, Any]) -> str:
@@ -107,9 +115,10 @@ def _reasons(record: Mapping[str, Any]) -> Iterator[str]:
     items = [
         (case, item, finding) for case in record["cases"] for item in case["judgements"] for finding in item["findings"]
     ]
-    for case, item, finding in items:
+    for case, item, finding in sorted(items, key=lambda each: each[0].get("side") == "old"):
         if finding["verdict"] != Verdict.PASS:
-            yield f"{case['id']} {item['suite']}: {finding['verdict']} [{finding['code']}] {finding['summary']}"
+            whose = f" ({NOT_COUNTED})" if case.get("side") == "old" else ""
+            yield f"{case['id']} {item['suite']}: {finding['verdict']}{whose} [{finding['code']}] {finding['summary']}"
             labels = (("cause", "cause"), ("remedy", "remedy"), ("known_issue", "known issue"))
             yield from (f"    {label}: {finding[key]}" for key, label in labels if finding[key])
     for case, item, finding in items:

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.checkpoint.show import printable
 
-__all__ = ["number", "one_line", "percent", "visible"]
+__all__ = ["number", "one_line", "percent", "terminal", "visible"]
 
 MOST = 4_000
 """Characters of one text that are shown; the record has all of them."""
@@ -19,6 +19,10 @@ _ESCAPES = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]"
 )
+
+# What a GitHub runner takes for an order: `::` at a line's beginning, and `##[` anywhere in it, before a known name
+# (actions/runner, src/Runner.Common/ActionCommand.cs, TryParseV2 and TryParse).
+_ORDERS = re.compile(r"(?<=^:)(?=:)|(?<=##)(?=\[)")
 
 
 def visible(text: str) -> str:
@@ -36,6 +40,13 @@ def one_line(text: str, most: int = MOST) -> str:
     """Return `visible(text)` with every run of white space as one space, cut to `most` characters."""
     line = " ".join(visible(text).split())
     return f"{line[:most]} ..." if len(line) > most + 4 else line
+
+
+def terminal(text: str) -> str:
+    """Return `visible(text)` as one line to print, its spaces kept; a space is put into what a CI runner would obey."""
+    line = visible(text).replace("\n", " ")
+    bare = line.lstrip(" ")
+    return line[: len(line) - len(bare)] + _ORDERS.sub(" ", bare)
 
 
 def number(value: Any, digits: int = 4) -> str:

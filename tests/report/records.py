@@ -164,6 +164,16 @@ def failing():
     return record(case(version="0.28.0"), case(judgements=red, evidence=evidence(dropped)))
 
 
+def compared(old, new, verdict):
+    """Two releases of one engine, from what was judged of each."""
+    sides = [case(version=version, side=side, judgements=judged) for version, side, judged in (
+        ("0.28.0", "old", old), ("0.32.0", "new", new),
+    )]  # fmt: skip
+    for each in sides:
+        each["engine"]["python"] = f"/opt/{each['side']}/bin/python"
+    return record(*sides, verdict=verdict, comparison={"old": "vllm 0.28.0", "new": "vllm 0.32.0"})
+
+
 def invalid():
     """A server that was never there: nothing is shown either way, and two suites were not even judged."""
     gone = finding("STA004", "INVALID", "it was killed by SIGKILL 65.9 s after launch, last seen: loading the target",

@@ -18,7 +18,18 @@ from tests.gate.evidence import evidence
 from tests.measure.simulated_engine import Engine, VirtualClock, prompts
 from tests.report.hostile import MARK, PAYLOADS, poisoned
 from tests.report.html import Page
-from tests.report.records import case, failing, finding, invalid, judgement, passing, record
+from tests.report.records import (
+    acceptance,
+    case,
+    compared,
+    failing,
+    finding,
+    green,
+    invalid,
+    judgement,
+    passing,
+    record,
+)
 from tests.report.records import evidence as probe_evidence
 
 RECORDS = {"pass": passing, "fail": failing, "invalid": invalid, "empty": record}
@@ -164,6 +175,21 @@ def test_numbers_that_are_none_are_drawn_nowhere(number):
                 assert not re.search("nan|inf", value)
 
 
+@pytest.mark.parametrize(
+    ("suite", "measured"),
+    [
+        ("acceptance", lambda: acceptance((0.5,) * 65)),
+        ("acceptance", lambda: acceptance(prompts=2_001)),
+        ("startup", lambda: {"servers": {"x": {"timeline": [[second, str(second)] for second in range(65)]}}}),
+    ],
+)
+def test_what_is_too_much_to_draw_is_said(suite, measured):
+    item = next(each for each in case()["judgements"] if each["suite"] == suite)
+    text = rendered(record(case(judgements=[{**item, "measurements": measured()}]))).text
+    assert "cannot be drawn" in text
+    assert "too m" in text
+
+
 @pytest.mark.parametrize("suite", ["acceptance", "throughput", "startup", "weights"])
 def test_figures_in_another_form_are_named_and_not_lost(suite):
     strange = {
@@ -175,6 +201,38 @@ def test_figures_in_another_form_are_named_and_not_lost(suite):
     item = next(each for each in case()["judgements"] if each["suite"] == suite)
     text = rendered(record(case(judgements=[{**item, "measurements": strange}]))).text
     assert "cannot be drawn" in text
+
+
+def test_what_does_not_count_says_so():
+    text = rendered(compared(failing()["cases"][1]["judgements"], green(), "PASS")).text
+    assert "(of the old release, not counted) weights of small on vllm 0.28.0 (old)" in text
+
+
+def test_of_very_many_cases_those_that_are_not_green_are_shown():
+    few = [judgement("startup", finding("STA001"))]
+    red = [judgement("weights", *(finding("WGT003", "FAIL", f"red {index}") for index in range(70)))]
+    others = [case(f"pair-{index}", judgements=few, evidence=None) for index in range(80)]
+    many = {f"server-{index}": {"argv": [f"serve-{index}"]} for index in range(200)}
+    loud = [judgement("startup", finding("STA001"), measurements={"servers": many})]
+    made = record(*others, *(case(f"last-{index}", judgements=[*red, *loud]) for index in range(2)))
+    found = rendered(made, *(TREND,) * 60)
+    shown = [attrs for attrs in found.all("details") if attrs.get("class") == "case"]
+    assert len(shown) == 50
+    for words in ("last-0 on", "last-1 on", "That of 32 more", "20 more findings", "188 more servers"):
+        assert words in found.text
+    assert "10 more figures" in found.text
+    assert len(found.all("tr")) > 82
+
+
+def test_of_very_many_reasons_the_first_are_shown_and_no_cell_leads_nowhere():
+    def red(index):
+        return [judgement("weights", finding("WGT003", "FAIL", f"red {index}"))]
+
+    found = rendered(record(*(case(f"pair-{index}", judgements=red(index), evidence=None) for index in range(210))))
+    assert len(found.all("article")) == 200
+    assert "10 more reasons are in record.json" in found.text
+    ids = {attrs["id"] for _, attrs in found.elements if "id" in attrs}
+    assert all(attrs["href"][1:] in ids for attrs in found.all("a"))
 
 
 def test_size_of_ten_cases():

@@ -1,5 +1,6 @@
 """The figures say what the record says."""
 
+import itertools
 import math
 
 import pytest
@@ -100,8 +101,46 @@ def test_of_very_many_tensors_those_that_did_not_land_are_shown():
     keys, _ = plots.coverage(evidence((names[-1],), names), weights((names[-1],)))
     assert len(keys.tensors) == plots.MOST_TENSORS
     assert sum(tensor.state == "unused" for tensor in keys.tensors) == 1
-    assert "2600 more" in keys.note
+    assert keys.note == "2600 more are in record.json: 2600 landed."
     assert {state: count for state, _, count in keys.counts} == {"landed": 2_999, "unused": 1}
+
+
+def test_what_the_map_leaves_out_is_called_what_it_is():
+    names = tuple(f"experts.{index:03}.weight" for index in range(768))
+    for drawn in plots.coverage(evidence(names, names), weights(names)):
+        assert {tensor.state for tensor in drawn.tensors} == {"unused"}
+        assert drawn.note == "368 more are in record.json: 368 did not land."
+
+
+def test_a_tensor_that_is_made_of_very_many_names_a_few():
+    made = evidence()
+    made["loads"][0]["parameters"][0]["keys"] = [f"experts.{index}" for index in range(768)]
+    _, tensors = plots.coverage(made, weights())
+    assert tensors.tensors[0].title.endswith("experts.2, experts.3 and 764 more)")
+
+
+def test_of_very_many_servers_the_first_are_shown():
+    (one,) = list(servers()["servers"].values())[:1]
+    bars = plots.startup({"servers": {f"server-{index}": one for index in range(200)}})
+    assert len(bars.bars) == plots.MOST_SERVERS
+    assert bars.note == "188 more servers are in record.json."
+
+
+@pytest.mark.parametrize("positions", [4, 16, 40])
+def test_labels_do_not_lie_over_each_other(positions):
+    chart = plots.acceptance(acceptance((0.5,) * positions), PAIR)
+    places = [dot.x for dot in chart.dots if dot.label]
+    assert len(chart.dots) == positions
+    assert all(after - before >= 16 for before, after in itertools.pairwise(places))
+    assert len(places) == positions or positions == 40
+
+
+def test_of_very_many_runs_the_last_are_drawn():
+    points = tuple(TrendPoint(str(index), "1", float(index)) for index in range(1_000))
+    chart = plots.trend(Trend("x", "", points))
+    assert len(chart.dots) == len(chart.table.rows) == 400
+    assert chart.table.rows[-1][0] == "999"
+    assert chart.note == "600 runs before these are in the history."
 
 
 def test_a_trend_marks_where_the_version_changes():

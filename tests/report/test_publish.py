@@ -5,7 +5,7 @@ import pytest
 from harness.report import publish
 from harness.report.publish import annotate
 from tests.report.hostile import PAYLOADS, poisoned
-from tests.report.records import case, failing, finding, invalid, judgement, passing, record
+from tests.report.records import case, compared, failing, finding, green, invalid, judgement, passing, record
 
 JOB = {"GITHUB_ACTIONS": "true"}
 
@@ -55,6 +55,14 @@ def test_a_line_from_outside_is_no_command(made, payload):
         assert not set(title) & set(",:\r\n")
 
 
+def test_what_does_not_count_is_no_annotation():
+    red = failing()["cases"][1]["judgements"]
+    unsure = [judgement("throughput", finding("THR010", "INCONCLUSIVE", "too few pairs"))]
+    assert annotate(compared(red, green(), "PASS")) == []
+    (line,) = annotate(compared(red, unsure, "INCONCLUSIVE"))
+    assert line.startswith("::warning title=draftgate INCONCLUSIVE THR010::")
+
+
 def test_github_shows_ten_so_the_tenth_says_how_many_more():
     red = [judgement("weights", *(finding("WGT003", "FAIL", f"number {n}") for n in range(25)))]
     lines = annotate(record(case(judgements=red)))
@@ -69,9 +77,9 @@ def test_a_run_that_judged_nothing_is_annotated():
 
 def test_a_history_that_cannot_be_read_is_told_and_the_page_is_made(tmp_path):
     def damaged(folder, _record):
-        raise OSError(f"{folder}/history.sqlite is\ndamaged")
+        raise OSError(f"{folder}/history.sqlite is\ndamaged ##[error]")
 
     told, made = publish.publish(tmp_path, passing(), {}, damaged)
-    assert told == f"draftgate: the report has no figures over time: {tmp_path}/history.sqlite is damaged"
+    assert told == f"draftgate: the report has no figures over time: {tmp_path}/history.sqlite is damaged ## [error]"
     assert made.startswith("report: ")
     assert "Over time" not in (tmp_path / "report.html").read_text()

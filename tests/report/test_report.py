@@ -3,12 +3,15 @@
 import io
 import json
 import pathlib
+import re
 
 import pytest
 
 from harness.errors import EvidenceError
 from harness.report import record, table
 from harness.verdict import Finding, Judgement, Verdict
+from tests.report.hostile import PAYLOADS, poisoned
+from tests.report.records import compared, failing, green, invalid
 
 
 @pytest.fixture
@@ -130,6 +133,35 @@ def test_a_case_that_could_not_be_made_knows_no_release(run):
 def test_names_from_outside_are_not_markup(run):
     run.write_judgement("[bold]c[nonsense]", "t", judgement("FAIL"), seconds=0)
     assert "[bold]" in printed(run.assemble(complete=True))
+
+
+RED = failing()["cases"][1]["judgements"]
+
+
+@pytest.mark.parametrize("payload", PAYLOADS.values(), ids=PAYLOADS)
+@pytest.mark.parametrize("made", [failing, invalid, lambda: compared(RED, green(), "PASS")])
+def test_text_from_outside_is_printed_and_does_nothing(made, payload):
+    text = printed(poisoned(made(), payload))
+    text.encode("utf-8")
+    assert text.count("\n") == printed(poisoned(made(), " tame")).count("\n")
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]", text)
+    assert not re.search(r"^\s*::|##\[", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["::error::x", "\n::error::x", "##[error]x"])
+def test_a_case_by_a_hostile_name_gives_no_order(name):
+    made = invalid() | {"not_selected": {name: ["weights"]}, "never_judged": {name: ["startup"]}}
+    made["cases"][0]["id"] = name
+    assert "error" in printed(made)
+    assert not re.search(r"^\s*::|##\[", printed(made), re.MULTILINE)
+
+
+def test_what_does_not_count_is_told_last_and_says_so():
+    told = [line for line in printed(compared(RED, RED[1:2], "FAIL")).splitlines() if ": FAIL" in line]
+    _, first, *_, last = told
+    assert "FAIL [WGT003]" in first
+    assert "-0.28.0-" in last
+    assert "FAIL (of the old release, not counted) [ACC020]" in last
 
 
 def test_machine():

@@ -4,7 +4,10 @@ import pytest
 
 from harness.report.summary import summarise
 from tests.report.hostile import poisoned
-from tests.report.records import case, failing, finding, invalid, judgement, passing, record
+from tests.report.records import case, compared, failing, finding, green, invalid, judgement, passing, record
+
+RED = [judgement("weights", finding("WGT003", "FAIL", "2 keys landed nowhere", cause="other names"))]
+UNSURE = [judgement("throughput", finding("THR010", "INCONCLUSIVE", "too few pairs"))]
 
 
 def test_a_pass_says_what_passed():
@@ -86,6 +89,61 @@ def test_a_comparison_of_releases_is_answered_first(made, words):
     summary = summarise({**made(), "comparison": {"old": "vllm 0.28.0", "new": "vllm 0.32.0"}})
     assert summary.sentence.startswith(f"From vllm 0.28.0 to vllm 0.32.0: {words}")
     assert summary.suites[-1] == "upgrade"
+
+
+def test_what_the_old_release_did_is_no_part_of_the_answer():
+    summary = summarise(compared(RED, green(), "PASS"))
+    assert summary.sentence.endswith("small passed every suite that was asked, on vllm 0.32.0 (new).")
+    (reason,) = summary.reasons
+    assert (reason.verdict, reason.label) == ("FAIL", "of the old release, not counted")
+
+
+def test_the_old_release_is_not_blamed_for_the_verdict():
+    summary = summarise(compared(RED, UNSURE, "INCONCLUSIVE"))
+    assert "small on vllm 0.32.0 (new) (v1): throughput is not decided: too few pairs." in summary.sentence
+    assert "more cell" not in summary.sentence
+    assert [(reason.code, reason.label != "") for reason in summary.reasons] == [("THR010", False), ("WGT003", True)]
+
+
+def test_the_same_finding_on_both_sides_is_two_reasons_each_with_its_verdict():
+    softer = [judgement("weights", {**RED[0]["findings"][0], "verdict": "INCONCLUSIVE"})]
+    new, old = summarise(compared(RED, softer, "INCONCLUSIVE")).reasons
+    assert (new.verdict, new.where) == ("INCONCLUSIVE", ((1, ("weights",)),))
+    assert (old.verdict, old.where) == ("FAIL", ((0, ("weights",)),))
+
+
+def test_what_was_never_judged_of_the_old_release_counts():
+    made = compared(RED, green(), "INVALID")
+    made["never_judged"] = {made["cases"][0]["id"]: ["startup"]}
+    summary = summarise(made)
+    assert "(old) (v1): startup is not shown either way: never judged" in summary.sentence
+    assert [reason.label for reason in summary.reasons] == ["", "of the old release, not counted"]
+
+
+def test_a_reason_of_very_many_cells_names_the_first():
+    summary = summarise(record(*(case(f"pair-{index}", judgements=RED) for index in range(500))))
+    (reason,) = summary.reasons
+    assert summary.places(reason).endswith("pair-11 on vllm 0.32.0 (v1); and 488 more")
+    assert summary.reason_of(499, "weights") == 0
+
+
+def test_the_same_note_on_many_cases_is_one_and_of_very_many_the_first_are_told():
+    cases = [case(f"pair-{index}", not_asked={"startup": f"why {index}"}) for index in range(60)]
+    made = record(*cases, not_selected={each["id"]: ["metrics"] for each in cases})
+    notes = summarise(made).notes
+    assert len(notes) == 50
+    assert notes[-1] == "12 more such notes are in the record"
+    (note,) = summarise(made | {"cases": [{**each, "not_asked": {}} for each in cases]}).notes
+    assert note.startswith("Not selected: metrics of pair-0 on vllm 0.32.0 (v1), pair-1")
+    assert note.endswith("and 57 more")
+
+
+def test_names_of_suites_do_not_fill_the_answer_or_the_table():
+    red = [judgement("W" * 5_000 + str(index), finding("XYZ001", "FAIL", "red")) for index in range(100)]
+    summary = summarise(record(case(judgements=red)))
+    assert len(summary.sentence) < 800
+    assert len(summary.suites) == len(summary.rows[0].cells) == 24
+    assert "83 more suites" in summary.notes[0]
 
 
 def test_names_and_causes_of_any_length_leave_the_answer_short():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from harness.report.text import MOST, number, one_line, visible
+from harness.report.text import MOST, number, one_line, terminal, visible
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,21 @@ def test_visible(text, shown):
 
 def test_what_is_cut_says_so():
     assert visible("x" * (MOST + 7)).endswith("x ... (7 more characters in record.json)")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("    cause: \x1b]0;x\x07a\nb", "    cause: a b"),
+        ("x\n::error::y", "x ::error::y"),
+        ("::error::y", ": :error::y"),
+        (" \r\n\t::error::y", "      : :error::y"),
+        ("x ##[error]y ###[z]", "x ## [error]y ### [z]"),
+        ("\u200b::error::y", "\\u200b::error::y"),
+    ],
+)
+def test_what_is_printed_is_one_line_and_no_order_to_a_runner(text, shown):
+    assert terminal(text) == shown
 
 
 def test_one_line():
