@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import IO
 
+from harness.report.text import terminal
 from harness.upgrade.model import Kind
 from harness.verdict import Judgement, Verdict, worst
 
@@ -18,35 +19,38 @@ _MOST = 20
 
 def write_text(judgements: Mapping[str, Judgement], file: IO[str]) -> None:
     """Write one block per case: the verdict, red findings with cause and remedy, and the list of differences."""
-    print(f"draftgate compare: {_overall(judgements)}", file=file)
+
+    def write(line: str) -> None:
+        print(terminal(line), file=file)
+
+    write(f"draftgate compare: {_overall(judgements)}")
     for case, judgement in judgements.items():
         measured = judgement.measurements
         versions = f": {measured['engine']} {measured['old']} -> {measured['new']}" if "engine" in measured else ""
-        print(f"\n{case}{versions}: {judgement.verdict}", file=file)
+        write("")
+        write(f"{case}{versions}: {judgement.verdict}")
         red = [finding for finding in judgement.findings if finding.verdict is not Verdict.PASS]
         for finding in sorted(red, key=lambda each: each.verdict is not judgement.verdict):
-            print(_indented(finding.as_text()), file=file)
-        print(f"  {len(judgement.findings) - len(red)} of {len(judgement.findings)} findings are PASS", file=file)
+            for line in finding.as_text().split("\n"):
+                write(f"  {line}")
+        write(f"  {len(judgement.findings) - len(red)} of {len(judgement.findings)} findings are PASS")
         for kind in (Kind.WORSE, Kind.STILL_RED, Kind.BETTER, Kind.DIFFERENT):
-            _changes(kind, [each for each in measured.get("changes", ()) if each["kind"] == kind], file)
+            for line in _changes(kind, [each for each in measured.get("changes", ()) if each["kind"] == kind]):
+                write(line)
 
 
-def _changes(kind: Kind, changes: list[dict[str, str]], file: IO[str]) -> None:
+def _changes(kind: Kind, changes: list[dict[str, str]]) -> Iterator[str]:
     if changes:
-        print(f"  {kind}:", file=file)
+        yield f"  {kind}:"
     shown: dict[str, int] = {}
     for each in changes:
         topic = each["topic"]
         shown[topic] = shown.get(topic, 0) + 1
         if shown[topic] <= _MOST:
-            print(f"    {topic}: {each['what']}: {each['old'] or 'nothing'} -> {each['new'] or 'nothing'}", file=file)
+            yield f"    {topic}: {each['what']}: {each['old'] or 'nothing'} -> {each['new'] or 'nothing'}"
     for topic, count in shown.items():
         if count > _MOST:
-            print(f"    {topic}: {count - _MOST} more (--json lists them)", file=file)
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
+            yield f"    {topic}: {count - _MOST} more (--json lists them)"
 
 
 def write_json(judgements: Mapping[str, Judgement], file: IO[str]) -> None:

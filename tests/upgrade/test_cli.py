@@ -1,6 +1,7 @@
 """The command `draftgate compare`: what it prints, its exit statuses, and what it refuses."""
 
 import json
+import re
 
 import pytest
 
@@ -61,6 +62,17 @@ def test_a_long_list_is_cut_and_says_so(compare, old, new):
     status, said = compare(old, new)
     assert status == 0
     assert "packages: 23 more (--json lists them)" in said.out
+
+
+def test_text_from_outside_gives_no_orders(compare, old, new):
+    rename(new)
+    new["cases"][0]["engine"]["packages"]["torch"] = "2\n::error::x\x1b]0;y\x07 ##[error]z"
+    metrics = measured(new["cases"][0], "startup")["servers"][SPEC]["surface"]["metrics"]
+    metrics["x\n::error::y"] = metrics.pop("vllm:spec_decode_drafts_total")
+    _, said = compare(old, new)
+    assert "::error::x" in said.out
+    assert "\x1b" not in said.out
+    assert not re.search(r"^\s*::|##\[", said.out, re.MULTILINE)
 
 
 def test_missing_evidence_is_status_3(compare, old, new):
