@@ -76,13 +76,16 @@ class HttpEndpoint:
         return session
 
     def _post(self, path: str, body: dict[str, Any]) -> Answer:
-        """Send `body` and decode the answer. Raises ServerError for a refusal, or for what is not JSON."""
+        """Send `body` and decode the answer. Raises ServerError for a refusal, or for what is no JSON object."""
         start = time.perf_counter()
         reply = self._send(path, body)
         try:
             answer = msgspec.json.decode(reply.content)
         except msgspec.DecodeError as error:
             raise ServerError(f"{self.label}: {path} answered what is not JSON: {error}") from error
+        if not isinstance(answer, dict):
+            shown = reply.content[:400].decode(errors="replace")
+            raise ServerError(f"{self.label}: {path} answered JSON that is no object: {shown}")
         end = time.perf_counter()
         receive_s = None if reply.arrived is None else end - reply.arrived
         return Answer(answer, end - start, reply.sent - start, receive_s)

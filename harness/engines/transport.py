@@ -60,6 +60,9 @@ class _Socket(socket.socket):
     """
 
     arrived: float | None = None
+    asked = 0.0
+    ahead = 0.0
+    """When the request was begun, and by how much the wall clock, which the kernel stamps by, was ahead of ours."""
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Read into `buffer` as `socket.recv_into`, and note the time."""
@@ -69,7 +72,11 @@ class _Socket(socket.socket):
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS:
                 seconds, nanoseconds = _TIMESPEC.unpack(data)
-                self.arrived = time.perf_counter() - max(0.0, time.time() - seconds - nanoseconds / 1e9)
+                now, stamp = time.perf_counter(), seconds + nanoseconds / 1e9
+                # The wall clock may have been set since the request. It is one of the two, and the longer one hides
+                # no wait; nothing arrives before it was asked for.
+                waited = max(0.0, time.time() - stamp, now + self.ahead - stamp)
+                self.arrived = max(self.asked, now - waited)
         return read
 
 
@@ -114,6 +121,7 @@ class _Connection(HTTPConnection):
     """
 
     sent = 0.0
+    _asked = 0.0
     stamping: _Socket  # `sock`, which is None as soon as the server says that it will close
     _head = b""
 
@@ -124,7 +132,7 @@ class _Connection(HTTPConnection):
     def send(self, data: Any) -> None:
         """Keep the head until the body comes, and send both."""
         if not self._head:
-            self._head = data
+            self._head, self._asked = data, time.perf_counter()
             return
         whole, self._head = self._head + data, b""
         super().send(whole)
@@ -132,6 +140,7 @@ class _Connection(HTTPConnection):
     def getresponse(self) -> urllib3.HTTPResponse:  # type: ignore[override]  # as urllib3 has it
         """Note the time, for the request has just gone, and wait for the answer."""
         self.sent = time.perf_counter()
+        self.stamping.asked, self.stamping.ahead = self._asked, time.time() - self.sent
         return super().getresponse()
 
 

@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
         help="put a closed or open loop of requests on a running server",
         description="Sends requests to any server that speaks OpenAI's API, and prints tokens/s, latencies, and how "
         "near the client itself came to setting the pace. Exit status: 0 the figures are the server's, 2 bad input, 3 "
-        "they may be the client's, or the server failed.",
+        "answers were cut, the figures may be the client's, or the server failed.",
     )
     parser.add_argument("url", metavar="URL", help="the server, e.g. http://127.0.0.1:8000")
     parser.add_argument("--model", default="", metavar="NAME", help="its model (default: the first that it names)")
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ServerError(
             f"{arguments.url}: {error}", remedy="see the server's log: it is gone or overloaded"
         ) from error
-    report = Report(arguments.url, endpoint.model, arrival, arguments.max_tokens, load)
+    report = Report(arguments.url, endpoint.model, arrival, arguments.max_tokens, not arguments.stop_at_eos, load)
     print(json.dumps(report.as_data(), indent=1) if arguments.json else report.as_text(), end="")
     return 0 if report.verdict is Verdict.PASS else 3
 

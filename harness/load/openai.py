@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import requests
@@ -44,7 +44,13 @@ class _Choice(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    completion_tokens: int
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Whole(msgspec.Struct):
+    """An answer that is not streamed, as far as it is read."""
+
+    usage: _Usage
 
 
 class _Event(msgspec.Struct):
@@ -79,31 +85,28 @@ class OpenAiEndpoint(HttpEndpoint):
             body["prompt"] = prompt.text if prompt.token_ids is None else prompt.token_ids
         if not self._stream:
             answer = self._post(path, body)
-            usage = answer.json.get("usage") or {}
-            return Answered(
-                self._counted(usage.get("completion_tokens"), path),
-                answer.seconds,
-                None,
-                answer.send_s,
-                answer.receive_s,
-            )
+            try:
+                tokens = msgspec.convert(answer.json, _Whole).usage.completion_tokens
+            except msgspec.ValidationError as error:
+                raise self._uncounted(path, str(error)) from error
+            return Answered(tokens, answer.seconds, None, answer.send_s, answer.receive_s)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         start = time.perf_counter()
         reply = self._send(path, body, first=_first_token)
-        tokens = self._counted(_usage(reply), path)
+        counted = _usage(reply)
+        if counted is None:
+            raise self._uncounted(path, "no event has it")
         if reply.first is None:
             raise ServerError(f"{self.label}: {path} streamed no token: {_shown(reply)}")
         end = time.perf_counter()
         receive_s = None if reply.arrived is None else end - reply.arrived
-        return Answered(tokens, end - start, reply.first - start, reply.sent - start, receive_s)
+        return Answered(counted, end - start, reply.first - start, reply.sent - start, receive_s)
 
-    def _counted(self, tokens: Any, path: str) -> int:
-        if not isinstance(tokens, int):
-            raise EvidenceError(
-                f"{self.label}: the answer of {path} has no usage.completion_tokens",
-                remedy="tokens are counted by the server, which knows its tokenizer: use one that reports usage",
-            )
-        return tokens
+    def _uncounted(self, path: str, why: str) -> EvidenceError:
+        return EvidenceError(
+            f"{self.label}: the answer of {path} has no usage.completion_tokens: {why}",
+            remedy="tokens are counted by the server, which knows its tokenizer: use one that reports usage",
+        )
 
     def _first_model(self) -> str:
         answer = self._read("/v1/models", remedy="check that the server is up and speaks OpenAI's API, or give --model")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from harness.measure.endpoint import of_right_length
 from harness.measure.load import MAX_WAIT_SHARE, ClosedLoop, Load, OpenLoop, Quantiles
 from harness.verdict import Verdict
 
@@ -15,12 +16,16 @@ SCHEMA = 1
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """One load on the server at `url`; `asked` is how many tokens each request asked for."""
+    """One load on the server at `url`.
+
+    `asked` is how many tokens each request asked for; with `ignore_eos` each answer must have so many.
+    """
 
     url: str
     model: str
     arrival: ClosedLoop | OpenLoop
     asked: int
+    ignore_eos: bool
     load: Load
 
     @property
@@ -51,11 +56,20 @@ class Report:
 
     @property
     def invalid(self) -> str:
-        """Return why the client may have limited these figures, "" if it did not.
+        """Return why these figures may not be what the server can do, "" if they are.
 
-        Beside the limits of `Headroom`, the slowest requests must not be slow because of the client: the 99th
-        percentile of the waits must be small against that of the latencies.
+        Each answer must have the tokens that were asked for: one that was cut is quick, and says nothing. Beside the
+        limits of `Headroom`, the slowest requests must not be slow because of the client: the 99th percentile of the
+        waits must be small against that of the latencies.
         """
+        requests = self.load.requests
+        cut = [each for each in requests if not of_right_length(each.tokens, self.asked, ignore_eos=self.ignore_eos)]
+        if cut:
+            return (
+                f"{len(cut)} of {len(requests)} answers have not the tokens asked for: the first, to {cut[0].prompt!r}"
+                f", has {cut[0].tokens}, expected {'' if self.ignore_eos else '1 to '}{self.asked}"
+                + (" (a server that does not know ignore_eos needs --stop-at-eos)" if self.ignore_eos else "")
+            )
         headroom = self.load.headroom
         if headroom.limit is not None:
             what, expected, actual = headroom.limit
@@ -72,7 +86,7 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """PASS, or INVALID where the client may have limited the figures."""
+        """PASS, or INVALID where answers were cut, or the client may have limited the figures."""
         return Verdict.INVALID if self.invalid else Verdict.PASS
 
     def as_data(self) -> dict[str, Any]:
@@ -85,6 +99,7 @@ class Report:
             "model": self.model,
             "arrival": {"loop": kind, **dataclasses.asdict(self.arrival)},
             "max_tokens": self.asked,
+            "ignore_eos": self.ignore_eos,
             "verdict": self.verdict,
             "invalid": self.invalid,
             "seconds": self.load.seconds,

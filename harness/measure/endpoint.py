@@ -25,6 +25,7 @@ __all__ = [
     "Witness",
     "check_prompts",
     "counted_between",
+    "of_right_length",
 ]
 
 
@@ -257,6 +258,11 @@ class Endpoint(Protocol):
         Raises EvidenceError if the engine cannot give them.
         """
         ...
+
+
+def of_right_length(tokens: int, max_tokens: int, *, ignore_eos: bool) -> bool:
+    """Return whether an output has the tokens asked for: 1 to `max_tokens`, all of them where it ignores the EOS."""
+    return tokens == max_tokens if ignore_eos else 0 < tokens <= max_tokens
 
 
 def check_prompts(prompts: Sequence[Prompt], max_tokens: int) -> None:

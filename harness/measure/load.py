@@ -114,9 +114,10 @@ class OpenLoop:
             raise UsageError(f"a rate of {self.rate} requests a second", remedy="give a positive number")
 
     def arrivals(self, count: int) -> list[float]:
-        """Return the first `count` arrivals, in seconds since the beginning, ascending."""
+        """Return the first `count` arrivals, in seconds since the first of them, ascending."""
         drawn = random.Random(self.seed)  # noqa: S311 -- a workload, not a secret
-        return list(itertools.accumulate(drawn.expovariate(self.rate) for _ in range(count)))
+        gaps = (drawn.expovariate(self.rate) for _ in range(count - 1))
+        return list(itertools.accumulate(gaps, initial=0.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +225,10 @@ class Headroom:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What came of some requests: `seconds` of wall time, `client_cpu_s` of this process's CPU time meanwhile."""
+    """What came of some requests: `client_cpu_s` is this process's CPU time in those `seconds` of wall time.
+
+    They begin when the first request is due: an open loop's when it arrives.
+    """
 
     seconds: float
     client_cpu_s: float
@@ -287,24 +291,29 @@ def drive(
     """Serve each prompt of `work` once, and return the requests in that order.
 
     Only a closed loop can run on another `clock`; waits for the client are real time in any case. Raises what
-    `Answers.generate` raises, after the requests under way have ended; no further ones are sent.
+    `Answers.generate` raises, and KeyboardInterrupt, after the requests under way have ended; no further ones are sent.
     """
     run = _Run(endpoint, work, max_tokens, clock)
     workers = min(len(work), arrival.concurrency if isinstance(arrival, ClosedLoop) else MAX_IN_FLIGHT)
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        arrivals = [] if isinstance(arrival, ClosedLoop) else arrival.arrivals(len(work))
         cpu_began = run.begin()
-        if isinstance(arrival, ClosedLoop):
-            futures: list[concurrent.futures.Future[Any]] = [pool.submit(run.slot) for _ in range(workers)]
-        else:
-            futures = []
-            for index, arrives in enumerate(arrival.arrivals(len(work))):
+        try:
+            futures: list[concurrent.futures.Future[Any]] = []
+            if isinstance(arrival, ClosedLoop):
+                futures += [pool.submit(run.slot) for _ in range(workers)]
+            for index, arrives in enumerate(arrivals):
                 due = run.real_began + arrives
                 time.sleep(max(0.0, due - time.perf_counter()))
                 if run.failed.is_set():
                     break
                 futures.append(pool.submit(run.serve, index, due))
-        for future in futures:
-            future.result()
+            for future in futures:
+                future.result()
+        except BaseException:
+            # The pool waits for its threads, and they would go on sending.
+            run.failed.set()
+            raise
         seconds, client_cpu_s = clock() - run.began, time.process_time() - cpu_began
     return Load(seconds, client_cpu_s, tuple(record for record in run.records if record is not None))
 
@@ -325,9 +334,9 @@ class _Run:
         return time.process_time()
 
     def slot(self) -> None:
-        """Serve one request after the other until none is left, or one has failed."""
+        """Serve one request after the other until none is left."""
         free = self.real_began
-        while not self.failed.is_set():
+        while True:
             try:
                 index = self._queue.popleft()
             except IndexError:
@@ -335,7 +344,9 @@ class _Run:
             free = self.serve(index, free)
 
     def serve(self, index: int, due: float) -> float:
-        """Serve one request and return when it was handled."""
+        """Serve one request, unless another has failed, and return when it was handled."""
+        if self.failed.is_set():
+            return due
         turned, started = time.perf_counter(), self._clock() - self.began
         prompt = self._work[index]
         try:

@@ -15,12 +15,12 @@ from harness.verdict import Verdict
 from tests.load.conftest import completion
 
 
-def record(seconds=1.0, before=0.0, after=0.0, first=None):
-    return RequestRecord("p", 0.0, seconds, 4, first, 0.0, before, after)
+def record(seconds=1.0, before=0.0, after=0.0, first=None, tokens=4):
+    return RequestRecord("p", 0.0, seconds, tokens, first, 0.0, before, after)
 
 
-def made(*requests, arrival=None):
-    return Report("http://x", "m", arrival or ClosedLoop(1), 4, Load(10.0, 0.1, requests))
+def made(*requests, arrival=None, ignore_eos=True):
+    return Report("http://x", "m", arrival or ClosedLoop(1), 4, ignore_eos, Load(10.0, 0.1, requests))
 
 
 def test_a_load_is_sent_and_recorded(serve, capsys):
@@ -68,8 +68,26 @@ def test_a_client_that_is_the_limit_makes_it_invalid(serve, capsys, monkeypatch)
 
     encode = http.msgspec.json.encode
     monkeypatch.setattr(http.msgspec.json, "encode", slowly)
-    assert cli.main(["load", serve(lambda *_: completion()).url, "--requests", "5"]) == 3
-    assert "INVALID: " in capsys.readouterr().out
+    url = serve(lambda *_: completion(4)).url
+    assert cli.main(["load", url, "--requests", "5", "--max-tokens", "4"]) == 3
+    assert "the load client" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("tokens", "more"), [(0, []), (0, ["--stop-at-eos"]), (3, []), (65, ["--stop-at-eos"])])
+def test_a_load_that_got_other_tokens_than_it_asked_for_is_invalid(serve, capsys, tokens, more):
+    assert cli.main(["load", serve(lambda *_: completion(tokens)).url, "--requests", "3", *more]) == 3
+    said = capsys.readouterr().out
+    assert "INVALID: 3 of 3 answers have not the tokens asked for" in said
+    assert f"has {tokens}, expected {'1 to ' if more else ''}64" in said
+
+
+def test_one_answer_of_a_wrong_length_makes_a_load_invalid():
+    whole = [record() for _ in range(200)]
+    assert made(*whole, record(tokens=3), ignore_eos=False).verdict is Verdict.PASS
+    assert "1 of 201" in made(*whole, record(tokens=3)).invalid
+    for ignore_eos in (True, False):
+        for tokens in (0, 5):
+            assert made(*whole, record(tokens=tokens), ignore_eos=ignore_eos).verdict is Verdict.INVALID
 
 
 def test_a_slow_tail_of_the_clients_is_invalid():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+import types
 
 import pytest
 import requests
@@ -110,6 +112,31 @@ def test_a_slow_client_before_sending_and_after_receiving(serve, monkeypatch):
     assert endpoint.generate(IDS, 4).receive_s >= PAUSE
 
 
+@pytest.mark.parametrize("step", [1000.0, -1000.0])
+def test_a_wall_clock_that_is_set_hides_no_wait_and_makes_no_time_negative(serve, monkeypatch, step):
+    """The kernel stamps by the wall clock, which is set after the answer came and before it is read."""
+    server = serve(lambda *_: completion())
+    endpoint = OpenAiEndpoint(server.url, model="m")
+    endpoint.generate(IDS, 4)
+    server.answered.clear()
+    wall = types.SimpleNamespace(time=time.time, perf_counter=time.perf_counter, monotonic=time.monotonic)
+
+    class SetMeanwhile(transport._Socket):
+        def recv_into(self, *args):
+            assert server.answered.wait(30)
+            take(PAUSE)
+            wall.time = lambda: time.time() + step
+            return super().recv_into(*args)
+
+    monkeypatch.setattr(transport, "time", wall)
+    monkeypatch.setattr(transport, "_Socket", SetMeanwhile)
+    endpoint._idle.clear()
+    made = endpoint.generate(IDS, 4)
+    assert made.receive_s >= PAUSE
+    assert 0 <= made.send_s <= made.seconds
+    assert made.receive_s <= made.seconds
+
+
 def test_a_kernel_that_does_not_say_when_leaves_the_wait_unmeasured(serve, monkeypatch):
     monkeypatch.setattr(transport, "_SO_TIMESTAMPNS", 2)  # SO_REUSEADDR
     monkeypatch.setattr(transport, "_begin_stamping", lambda: None)
@@ -157,10 +184,21 @@ def test_a_role_is_no_token(serve):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_counts_no_tokens(serve, stream):
-    answers = {False: b'{"choices": [{"text": "x"}]}', True: [event(choices=[{"text": "x"}])]}
+@pytest.mark.parametrize("more", [{}, *({"usage": each} for each in (None, 4, [], {}, {"completion_tokens": "4"}))])
+def test_a_server_that_counts_no_tokens(serve, stream, more):
+    data = {"choices": [{"text": "x"}], **more}
+    answer = [event(**data)] if stream else json.dumps(data).encode()
     with pytest.raises(EvidenceError, match="usage"):
-        OpenAiEndpoint(serve(lambda *_: answers[stream]).url, model="m", stream=stream).generate(IDS, 4)
+        OpenAiEndpoint(serve(lambda *_: answer).url, model="m", stream=stream).generate(IDS, 4)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens", [True, -1, 4.5])
+def test_what_is_no_count_is_not_counted(serve, stream, tokens):
+    data = {"choices": [{"text": "x"}], "usage": {"completion_tokens": tokens}}
+    answer = [event(**data)] if stream else json.dumps(data).encode()
+    with pytest.raises(EvidenceError, match="completion_tokens"):
+        OpenAiEndpoint(serve(lambda *_: answer).url, model="m", stream=stream).generate(IDS, 4)
 
 
 def test_a_stream_without_a_token(serve):
@@ -169,7 +207,9 @@ def test_a_stream_without_a_token(serve):
         OpenAiEndpoint(serve(lambda *_: answer).url, model="m", stream=True).generate(IDS, 4)
 
 
-@pytest.mark.parametrize(("answer", "words"), [(503, "answered 503"), (b"<html>", "not JSON")])
+@pytest.mark.parametrize(
+    ("answer", "words"), [(503, "answered 503"), (b"<html>", "not JSON"), (b"[]", "no object"), (b"null", "no object")]
+)
 def test_a_refusal_and_nonsense_are_told(serve, answer, words):
     with pytest.raises(ServerError, match=words):
         OpenAiEndpoint(serve(lambda *_: answer).url, model="m").generate(IDS, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import itertools
 import subprocess
@@ -51,12 +52,20 @@ def test_arrivals_are_drawn_from_the_seed():
     assert drawn[:100] == OpenLoop(rate=20.0, seed=7).arrivals(100)
     assert drawn != OpenLoop(rate=20.0, seed=8).arrivals(2_000)
     assert drawn == sorted(drawn)
-    assert drawn[0] > 0
     # A Poisson process: the gaps average 1 / rate, and their spread is as large as their mean.
-    gaps = [later - earlier for earlier, later in itertools.pairwise([0.0, *drawn])]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(drawn)]
     mean = sum(gaps) / len(gaps)
     assert mean == pytest.approx(1 / 20, rel=0.05)
     assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) == pytest.approx(mean**2, rel=0.1)
+
+
+def test_the_time_of_an_open_loop_begins_at_the_first_arrival(monkeypatch):
+    """At this rate the first request would else come after some days, which would count in tokens per second."""
+    waits = []
+    monkeypatch.setattr(load.time, "sleep", waits.append)
+    done = drive(Endpoint(), prompts(1), 3, OpenLoop(rate=1e-6, seed=0))
+    assert len(done.requests) == 1
+    assert waits == [0.0]
 
 
 def test_an_open_loop_does_not_wait_for_the_server():
@@ -165,6 +174,58 @@ def test_a_request_that_fails_ends_the_load():
         with pytest.raises(ConnectionError):
             drive(Endpoint(serve), prompts(50), 3, arrival)
         assert len(sent) < 50
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Set once a pool of threads begins to end."""
+    seen = threading.Event()
+
+    class Pool(concurrent.futures.ThreadPoolExecutor):
+        def shutdown(self, *args, **settings):
+            seen.set()
+            super().shutdown(*args, **settings)
+
+    monkeypatch.setattr(concurrent.futures, "ThreadPoolExecutor", Pool)
+    return seen
+
+
+def test_an_interrupt_ends_a_closed_loop_after_the_request_under_way(monkeypatch, ended):
+    sent, asked = [], threading.Event()
+
+    def serve(prompt):
+        sent.append(prompt.name)
+        asked.set()
+        assert ended.wait(30)
+
+    def interrupted(_):
+        assert asked.wait(30)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(concurrent.futures.Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        drive(Endpoint(serve), prompts(50), 3, ClosedLoop(1))
+    assert sent == ["p00"]
+
+
+def test_an_interrupt_ends_an_open_loop_with_those_that_wait_for_a_place(monkeypatch, ended):
+    monkeypatch.setattr(load, "MAX_IN_FLIGHT", 1)
+    sent, asked, arrivals = [], threading.Event(), itertools.count()
+
+    def serve(prompt):
+        sent.append(prompt.name)
+        asked.set()
+        assert ended.wait(30)
+
+    def sleep(_):
+        if next(arrivals) == 20:
+            assert asked.wait(30)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(load.time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        drive(Endpoint(serve), prompts(50), 3, AT_ONCE)
+    assert sent == ["p00"]
 
 
 def record(before, after, seconds=1.0):
