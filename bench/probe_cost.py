@@ -140,6 +140,8 @@ def _replicate(couple: _Couple, folder: Path, *, rounds: int, probe_first: bool)
         run = throughput.measure(
             with_probe, without, couple.prompts, couple.max_tokens, concurrency_ladder=[_CONCURRENCY], rounds=rounds
         )
+    if run.broken_off:
+        raise EvidenceError(run.broken_off)
     for each in run.pairs(_CONCURRENCY):
         if each.a.counts is None or each.a.counts != each.b.counts or each.a.tokens != each.b.tokens:
             raise EvidenceError(f"the two sides did different work: {each.a.counts} and {each.b.counts}")

@@ -16,6 +16,7 @@ from harness.checkpoint.read import Checkpoint, read
 from harness.engines.base import Adapter, EngineIdentity, Launch
 from harness.engines.surface import Surface, said_in
 from harness.errors import CheckpointError, EvidenceError, HarnessError, ServerError, UsageError
+from harness.files import write_atomically
 from harness.gate import aux_hidden
 from harness.gate.startup import Started
 from harness.measure.endpoint import Counters, Endpoint, Generation, Prompt, Said, TokenLogit, Witness
@@ -448,6 +449,10 @@ class Case:
                 return self.adapter.surface(self.identity, self._speculative_launch, server.base_url)
         except (HarnessError, OSError) as error:
             return {"missing": str(error)}
+
+    def keep(self, file: str, measured: Mapping[str, Any]) -> None:
+        """Write what was measured so far beside the servers' logs: it may take hours, and a killed run keeps it."""
+        write_atomically(self.folder / file, json.dumps(measured, indent=1) + "\n")
 
     def stop(self, *, speculative: bool) -> None:
         """Stop the server with or without speculation, if it was started. Raises ServerLeftovers as the pool does."""

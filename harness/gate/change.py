@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.files import write_atomically
 from harness.gate.case import Case
 from harness.measure import acceptance
 from harness.measure.acceptance import AcceptanceRun, ExpectedCounts
 from harness.measure.change import ThroughputChange, measure_in_turns, measure_until_decided
+from harness.measure.partial import in_steps
 from harness.measure.sequential import BLOCK, plan
 from harness.verdict import Judgement
 
@@ -37,15 +37,35 @@ class Change:
     def acceptance(self) -> tuple[AcceptanceRun, AcceptanceRun]:
         """Ask both releases the pair's prompts: each prompt of one, then of the other, where they run side by side.
 
-        Raises what `harness.measure.acceptance.measure` raises.
+        Should a server fail after the first answer, what there is of both is returned, with the reason. Raises what
+        `harness.measure.acceptance.measure` raises.
         """
         pair, prompts = self.new.pair, self.new.prompts
+        k, tokens = pair.k, pair.workload.max_tokens
         # The new one has answered last, so where they take turns it need not start again.
-        sides = [case.endpoint(speculative=True) for case in (self.new, self.old)]
-        parts = [[prompt] for prompt in prompts] if pair.side_by_side else [prompts]
-        tokens = pair.workload.max_tokens
-        runs = [[acceptance.measure(side, part, tokens, pair.k) for side in sides] for part in parts]
-        return _joined([old for _, old in runs]), _joined([new for new, _ in runs])
+        sides = {side: case.endpoint(speculative=True) for side, case in (("new", self.new), ("old", self.old))}
+        done = {side: [AcceptanceRun(each.label, each.speculative, k, tokens, (), "")] for side, each in sides.items()}
+
+        def so_far(why: str) -> dict[str, AcceptanceRun]:
+            why = why or next((run.broken_off for runs in done.values() for run in runs if run.broken_off), "")
+            return {side: _joined(runs, why) for side, runs in done.items()}
+
+        def keep(side: str, run: AcceptanceRun) -> None:
+            done[side][-1] = run
+            self.new.keep("prompts.json", {name: each.as_measurements() for name, each in so_far("").items()})
+
+        def steps() -> Iterator[None]:
+            for part in [[prompt] for prompt in prompts] if pair.side_by_side else [prompts]:
+                for side, endpoint in sides.items():
+                    done[side].append(done[side][0])
+                    run = acceptance.measure(endpoint, part, tokens, k, keep=functools.partial(keep, side))
+                    done[side][-1] = run
+                    yield
+                    if run.broken_off:
+                        return
+
+        runs = in_steps(steps(), so_far, lambda _: None)
+        return runs["old"], runs["new"]
 
     def throughput(self) -> ThroughputChange:
         """Load both releases in turn, at each concurrency that the pair promises something at, until it is decided.
@@ -66,6 +86,7 @@ class Change:
                 tokens,
                 concurrency_ladder=ladder,
                 plan=plan(loads=len(ladder)),
+                keep=self._keep,
             )
         return measure_in_turns(
             self.old.started_anew,
@@ -78,9 +99,7 @@ class Change:
         )
 
     def _keep(self, run: ThroughputChange) -> None:
-        """Write the rounds so far beside the new release's logs: they took hours, and a killed run keeps them."""
-        text = json.dumps(run.as_measurements(), indent=1)
-        write_atomically(self.new.folder / "rounds.json", text + "\n")
+        self.new.keep("rounds.json", run.as_measurements())
 
 
 def judge_exact(old: AcceptanceRun, new: AcceptanceRun, oracle: Mapping[str, ExpectedCounts]) -> Judgement:
@@ -89,10 +108,11 @@ def judge_exact(old: AcceptanceRun, new: AcceptanceRun, oracle: Mapping[str, Exp
     return Judgement("upgrade", judged.findings, {"old": old.as_measurements(), "new": judged.measurements})
 
 
-def _joined(runs: Sequence[AcceptanceRun]) -> AcceptanceRun:
+def _joined(runs: Sequence[AcceptanceRun], broken_off: str) -> AcceptanceRun:
     """Return runs of one endpoint as one. Its witnesses speak of all that it was asked, so the last ones stand."""
     return dataclasses.replace(
         runs[-1],
         prompts=tuple(record for run in runs for record in run.prompts),
         missing=next((run.missing for run in runs if run.missing), ""),
+        broken_off=broken_off,
     )

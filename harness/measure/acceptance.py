@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from harness.errors import EvidenceError, UsageError
 from harness.measure.endpoint import CounterReading, Counts, Witness, check_prompts, counted_between
 from harness.measure.evidence import evidence_findings, simulated_findings
+from harness.measure.partial import in_steps
 from harness.measure.statistics import POWER, Bounds, ratio_bounds
 from harness.verdict import Finding, Judgement, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from harness.measure.endpoint import Counters, Endpoint, Prompt
 
@@ -105,7 +106,10 @@ class PromptRecord:
 
 @dataclasses.dataclass(frozen=True)
 class AcceptanceRun:
-    """Raw counts of one endpoint. `missing` says why there are none, or why they end early."""
+    """Raw counts of one endpoint.
+
+    `missing` says why there are no counts, or none from some prompt on; `broken_off` why prompts were not answered.
+    """
 
     label: str
     speculative: bool
@@ -115,6 +119,7 @@ class AcceptanceRun:
     source: str
     missing: str = ""
     witnesses: tuple[Witness, ...] = ()
+    broken_off: str = ""
 
     @property
     def totals(self) -> Counts:
@@ -140,6 +145,7 @@ class AcceptanceRun:
             "max_tokens": self.max_tokens,
             "source": self.source,
             "missing": self.missing,
+            **({"broken_off": self.broken_off} if self.broken_off else {}),
             "totals": dataclasses.asdict(self.totals),
             "witnesses": [{**dataclasses.asdict(each), "agrees": each.agrees} for each in self.witnesses],
             "prompts": [
@@ -156,13 +162,20 @@ class AcceptanceRun:
 
 
 def measure(
-    endpoint: Endpoint, prompts: Sequence[Prompt], max_tokens: int, k: int, *, settle_s: float = 5.0
+    endpoint: Endpoint,
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    k: int,
+    *,
+    settle_s: float = 5.0,
+    keep: Callable[[AcceptanceRun], None] = lambda _: None,
 ) -> AcceptanceRun:
     """Send `prompts` one at a time and difference the counters around each, so that every count has its prompt.
 
     Whatever else is counted between two readings lands on a prompt, where the accounting of its tokens shows it. An
     engine may answer before it counts, so a reading waits until the answer is accounted for, at most `settle_s` seconds
-    in all. Missing counters are recorded, not raised. Raises UsageError for unusable arguments, and what
+    in all. Missing counters are recorded, not raised. `keep` is given the counts so far after each prompt. Should the
+    server fail after the first, they are returned, with the reason. Raises UsageError for unusable arguments, and what
     `Endpoint.generate` raises.
     """
     check_prompts(prompts, max_tokens)
@@ -171,32 +184,40 @@ def measure(
     reading = CounterReading.of(endpoint)
     source = reading.counters.source if reading.counters else ""
     records: list[PromptRecord] = []
-    patience = settle_s
-    for prompt in prompts:
-        before = reading.counters
-        if before is None:
-            break
-        answer = endpoint.generate(prompt, max_tokens)
-        began = time.monotonic()
-        reading = _settled(endpoint, before, len(answer.token_ids), began + patience)
-        patience = max(0.0, patience - (time.monotonic() - began))
-        counts, missing = counted_between(CounterReading(before), reading)
-        if counts is None:
-            reading = CounterReading(None, missing)
-            break
-        records.append(
-            PromptRecord(prompt.name, prompt.ignore_eos, answer.token_ids, answer.finish_reason, answer.seconds, counts)
-        )
     missing = reading.missing
     witnesses: tuple[Witness, ...] = ()
-    if not missing:
+
+    def steps() -> Iterator[None]:
+        nonlocal reading, missing, witnesses
+        patience = settle_s
+        for prompt in prompts:
+            before = reading.counters
+            if before is None:
+                return
+            answer = endpoint.generate(prompt, max_tokens)
+            began = time.monotonic()
+            reading = _settled(endpoint, before, len(answer.token_ids), began + patience)
+            patience = max(0.0, patience - (time.monotonic() - began))
+            counts, missing = counted_between(CounterReading(before), reading)
+            if counts is None:
+                return
+            records.append(
+                PromptRecord(
+                    prompt.name, prompt.ignore_eos, answer.token_ids, answer.finish_reason, answer.seconds, counts
+                )
+            )
+            yield
         try:
             witnesses = endpoint.witnesses()
         except EvidenceError as error:
             missing = error.message
-    return AcceptanceRun(
-        endpoint.label, endpoint.speculative, k, max_tokens, tuple(records), source, missing, witnesses
-    )
+
+    def so_far(why: str) -> AcceptanceRun:
+        return AcceptanceRun(
+            endpoint.label, endpoint.speculative, k, max_tokens, tuple(records), source, missing, witnesses, why
+        )
+
+    return in_steps(steps(), so_far, keep)
 
 
 def _settled(endpoint: Endpoint, before: Counters, tokens: int, deadline: float) -> CounterReading:

@@ -11,7 +11,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from harness.errors import HarnessError, UsageError
+from harness.errors import UsageError
 from harness.measure.acceptance import (
     MIN_PROMPTS,
     SEED,
@@ -24,10 +24,10 @@ from harness.measure.acceptance import (
 )
 from harness.measure.evidence import evidence_findings, simulated_findings
 from harness.measure.load import Round, run_round
+from harness.measure.partial import broken_off, in_steps
 from harness.measure.sequential import ALPHA, BLOCK, Plan, decide
 from harness.measure.statistics import POWER, Bounds, mean_and_error, paired_bounds
 from harness.measure.throughput import Pair, a_comes_first, check_load, invalid_rounds, yield_of
-from harness.servers.errors import ServerFault
 from harness.verdict import Finding, Judgement, Verdict, some
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class ThroughputChange:
     """Every round of two versions of an engine, warm-ups included, in the order they ran, and the plan they follow.
 
     `new` is side A of a pair, `old` side B: a log ratio above 0 means that the new version is faster. `ended` says for
-    each concurrency why sampling stopped: "decided", "pairs", "seconds" or "broken off", for the reason in `missing`.
+    each concurrency why sampling stopped: "decided", "pairs", "seconds" or "broken off"; `broken_off` has the reason.
     `in_turns` says that each round of a pair was run by a server started for that pair, for both do not fit at once.
     """
 
@@ -327,7 +327,7 @@ class ThroughputChange:
     old_rounds: tuple[Round, ...]
     ended: dict[int, str]
     in_turns: bool = False
-    missing: str = ""
+    broken_off: str = ""
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -366,13 +366,15 @@ def measure_until_decided(
     concurrency_ladder: Sequence[int],
     plan: Plan,
     max_seconds: float = math.inf,
+    keep: Callable[[ThroughputChange], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ThroughputChange:
     """Run pairs of rounds at each load, A B B A B A A B (A is new), until `plan` decides or the budget is used up.
 
     A warm-up of each side comes first at each load. Every round is recorded; none is repeated. `max_seconds` is shared
     among the loads: each gets an equal part of what is left, and no pair begins after it. Both endpoints run at once.
-    Raises UsageError for unusable arguments, and what `Endpoint.generate` raises.
+    `keep` is given what there is after each pair. Should a server fail after the first pair, what there is is returned,
+    with the reason. Raises UsageError for unusable arguments, and what `Endpoint.generate` raises.
     """
     _check_plan(prompts, max_tokens, concurrency_ladder, plan)
     if not max_seconds > 0:
@@ -380,26 +382,33 @@ def measure_until_decided(
     done = _Done(prompts, max_tokens, clock)
     ended: dict[int, str] = {}
     end = clock() + max_seconds
-    for left, concurrency in zip(range(len(concurrency_ladder), 0, -1), concurrency_ladder, strict=True):
-        deadline = clock() + (end - clock()) / left
-        for is_new in (True, False):
-            done.run(new if is_new else old, is_new=is_new, concurrency=concurrency, pair=None)
-        ratios: list[float] = []
-        while concurrency not in ended:
-            if clock() >= deadline:
-                ended[concurrency] = "seconds"
-                break
-            first = a_comes_first(len(ratios))
-            sides = {
-                is_new: done.run(
-                    new if is_new else old, is_new=is_new, concurrency=concurrency, pair=len(ratios), times=ROUND
-                )
-                for is_new in (first, not first)
-            }
-            ratios.append(Pair(sides[True], sides[False]).log_ratio)
-            if reason := _reason_to_end(plan, ratios):
-                ended[concurrency] = reason
-    return done.as_change(old, new, plan, ended)
+
+    def steps() -> Iterator[None]:
+        for left, concurrency in zip(range(len(concurrency_ladder), 0, -1), concurrency_ladder, strict=True):
+            deadline = clock() + (end - clock()) / left
+            for is_new in (True, False):
+                done.run(new if is_new else old, is_new=is_new, concurrency=concurrency, pair=None)
+            ratios: list[float] = []
+            while concurrency not in ended:
+                if clock() >= deadline:
+                    ended[concurrency] = "seconds"
+                    break
+                first = a_comes_first(len(ratios))
+                sides = {
+                    is_new: done.run(
+                        new if is_new else old, is_new=is_new, concurrency=concurrency, pair=len(ratios), times=ROUND
+                    )
+                    for is_new in (first, not first)
+                }
+                ratios.append(Pair(sides[True], sides[False]).log_ratio)
+                if reason := _reason_to_end(plan, ratios):
+                    ended[concurrency] = reason
+                yield
+
+    def so_far(why: str) -> ThroughputChange:
+        return done.as_change(old, new, plan, _each_ended(concurrency_ladder, ended), broken_off=why)
+
+    return in_steps(steps(), so_far, keep)
 
 
 def measure_in_turns(
@@ -428,18 +437,13 @@ def measure_in_turns(
     starts = {True: start_new, False: start_old}
     endpoints: dict[bool, Endpoint] = {}
 
-    def so_far(missing: str = "") -> ThroughputChange:
-        still = dict.fromkeys(set(concurrency_ladder) - set(ended), "broken off")
-        change = done.as_change(endpoints[False], endpoints[True], plan, {**ended, **still})
-        return dataclasses.replace(change, in_turns=True, missing=missing)
-
-    for pair in range(plan.looks[-1]):
-        going = [concurrency for concurrency in concurrency_ladder if concurrency not in ended]
-        if not going:
-            break
-        first = a_comes_first(pair)
-        sides: dict[tuple[bool, int], Round] = {}
-        try:
+    def steps() -> Iterator[None]:
+        for pair in range(plan.looks[-1]):
+            going = [concurrency for concurrency in concurrency_ladder if concurrency not in ended]
+            if not going:
+                return
+            first = a_comes_first(pair)
+            sides: dict[tuple[bool, int], Round] = {}
             for is_new in (first, not first):
                 endpoints[is_new] = starts[is_new]()
                 for concurrency in going:
@@ -447,18 +451,17 @@ def measure_in_turns(
                     sides[is_new, concurrency] = done.run(
                         endpoints[is_new], is_new=is_new, concurrency=concurrency, pair=pair, times=TURN
                     )
-        except (HarnessError, OSError) as error:
-            if pair == 0:
-                raise
-            message = error.message if isinstance(error, HarnessError) else str(error)
-            log = f"; its log: {error.log_path}" if isinstance(error, ServerFault) else ""
-            return so_far(f"in pair {pair}, counted from 0: {message}{log}")
-        for concurrency in going:
-            ratios[concurrency].append(Pair(sides[True, concurrency], sides[False, concurrency]).log_ratio)
-            if reason := _reason_to_end(plan, ratios[concurrency]):
-                ended[concurrency] = reason
-        keep(so_far())
-    return so_far()
+            for concurrency in going:
+                ratios[concurrency].append(Pair(sides[True, concurrency], sides[False, concurrency]).log_ratio)
+                if reason := _reason_to_end(plan, ratios[concurrency]):
+                    ended[concurrency] = reason
+            yield
+
+    def so_far(why: str) -> ThroughputChange:
+        each = _each_ended(concurrency_ladder, ended)
+        return done.as_change(endpoints[False], endpoints[True], plan, each, in_turns=True, broken_off=why)
+
+    return in_steps(steps(), so_far, keep)
 
 
 def _check_plan(prompts: Sequence[Prompt], max_tokens: int, concurrency_ladder: Sequence[int], plan: Plan) -> None:
@@ -468,6 +471,11 @@ def _check_plan(prompts: Sequence[Prompt], max_tokens: int, concurrency_ladder: 
             f"a plan for {plan.loads} loads and a ladder of {len(concurrency_ladder)}",
             remedy="plan with loads=len(concurrency_ladder): the error rate is shared among them",
         )
+
+
+def _each_ended(concurrency_ladder: Sequence[int], ended: dict[int, str]) -> dict[int, str]:
+    """Return why sampling stopped at each load: one that is not decided was broken off, or will have been."""
+    return {concurrency: ended.get(concurrency, "broken off") for concurrency in concurrency_ladder}
 
 
 def _reason_to_end(plan: Plan, ratios: Sequence[float]) -> str:
@@ -499,7 +507,16 @@ class _Done:
         self._rounds[is_new].append(made)
         return made
 
-    def as_change(self, old: Endpoint, new: Endpoint, plan: Plan, ended: dict[int, str]) -> ThroughputChange:
+    def as_change(
+        self,
+        old: Endpoint,
+        new: Endpoint,
+        plan: Plan,
+        ended: dict[int, str],
+        *,
+        broken_off: str,
+        in_turns: bool = False,
+    ) -> ThroughputChange:
         """Return them with what they were run for."""
         return ThroughputChange(
             old.label,
@@ -512,6 +529,8 @@ class _Done:
             tuple(self._rounds[True]),
             tuple(self._rounds[False]),
             ended,
+            in_turns,
+            broken_off,
         )
 
 
@@ -546,14 +565,13 @@ def _broken_off(run: ThroughputChange) -> Iterator[Finding]:
     done = {each: len(run.pairs(each)) for each in run.concurrencies if run.ended[each] == "broken off"}
     if not done:
         return
-    yield Finding(
+    yield broken_off(
         "CHG005",
-        Verdict.INVALID,
-        f"the rounds were broken off: {run.missing}",
+        "the rounds",
+        run.broken_off,
         expected=f"pairs until decided, {run.plan.looks[-1]} at most",
         actual=", ".join(f"{n} pairs at concurrency {concurrency}" for concurrency, n in done.items()),
         source=f"{run.old_label}, {run.new_label}",
-        remedy="mend what ended it; the rounds so far are in the record, and a retry is a new run",
     )
 
 
@@ -562,7 +580,7 @@ def _on_plan(run: ThroughputChange) -> Iterator[Finding]:
     if run.plan.loads != len(run.concurrencies):
         yield _off_plan(f"{run.plan.loads} loads", f"loads {list(run.concurrencies)}")
     for concurrency in run.concurrencies:
-        if run.missing and run.ended[concurrency] == "broken off":
+        if run.broken_off and run.ended[concurrency] == "broken off":
             continue
         numbers = [pair.a.pair for pair in run.pairs(concurrency)]
         every = {each.pair for each in run.rounds if each.concurrency == concurrency and each.pair is not None}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from harness.measure.endpoint import of_right_length
+from harness.measure.partial import broken_off
 from harness.verdict import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ def evidence_findings(run: AcceptanceRun) -> tuple[Finding, ...]:
     A single PASS finding (ACC000) means that every count was looked at and adds up. Later checks presume earlier ones,
     so the first group that finds something ends the search: a counter that ran backwards says nothing about K.
     """
-    for check in (_present, _forward, _positions, _output, _sums, _accounting, _witnesses):
+    for check in (_whole, _present, _forward, _positions, _output, _sums, _accounting, _witnesses):
         if found := tuple(check(run)):
             return found
     totals = run.totals
@@ -39,6 +41,18 @@ def evidence_findings(run: AcceptanceRun) -> tuple[Finding, ...]:
             source=run.source,
         ),
     )
+
+
+def _whole(run: AcceptanceRun) -> Iterator[Finding]:
+    if run.broken_off:
+        yield broken_off(
+            "ACC013",
+            f"the prompts on {run.label}",
+            run.broken_off,
+            expected="every prompt answered",
+            actual=f"{len(run.prompts)} prompts, {run.tokens} tokens",
+            source=run.source or run.label,
+        )
 
 
 def _present(run: AcceptanceRun) -> Iterator[Finding]:
@@ -132,8 +146,7 @@ def _wrong_k(run: AcceptanceRun, actual: str, prompt: str = "") -> Finding:
 
 def _output(run: AcceptanceRun) -> Iterator[Finding]:
     for record in run.prompts:
-        wrong = record.tokens != run.max_tokens if record.ignore_eos else not 0 < record.tokens <= run.max_tokens
-        if wrong:
+        if not of_right_length(record.tokens, run.max_tokens, ignore_eos=record.ignore_eos):
             yield Finding(
                 "ACC007",
                 Verdict.INVALID,

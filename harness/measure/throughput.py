@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.errors import EvidenceError, UsageError
 from harness.measure.acceptance import DEAD_ACCEPT_LENGTH
-from harness.measure.endpoint import check_prompts
+from harness.measure.endpoint import check_prompts, of_right_length
 from harness.measure.load import Round, run_round
+from harness.measure.partial import broken_off, in_steps
 from harness.measure.statistics import POWER, mean_bounds
 from harness.verdict import Finding, Judgement, Verdict
 
@@ -80,7 +81,7 @@ class PairedRounds(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class ThroughputRun:
-    """Every round, warm-ups included, in the order they ran."""
+    """Every round, warm-ups included, in the order they ran. `broken_off` says why they are not all, "" if they are."""
 
     spec_label: str
     plain_label: str
@@ -90,6 +91,7 @@ class ThroughputRun:
     ignore_eos: bool
     rounds: tuple[Round, ...]
     interleaved: bool = True
+    broken_off: str = ""
 
     @property
     def concurrencies(self) -> tuple[int, ...]:
@@ -120,13 +122,15 @@ def measure(
     concurrency_ladder: Sequence[int],
     rounds: int,
     interleaved: bool = True,
+    keep: Callable[[ThroughputRun], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ThroughputRun:
     """Run `rounds` pairs of rounds at each load, A B B A B A A B (A with speculation), after one warm-up of each.
 
     `rounds` is even, so that each side comes first equally often and a steady drift of the machine cancels. Not
     `interleaved`, all of B comes before all of A, for servers that cannot run side by side: the losslessness suite
-    has left B running. `clock` returns seconds.
+    has left B running. `keep` is given the rounds so far after each pair (not `interleaved`: after each round). Should
+    a server fail after the first, they are returned, with the reason. `clock` returns seconds.
     Raises UsageError for unusable arguments, and what `Endpoint.generate` raises.
     """
     check_load(prompts, max_tokens, concurrency_ladder)
@@ -148,24 +152,31 @@ def measure(
             )
         )
 
-    both = ((spec_endpoint, True), (plain_endpoint, False))
-    for sides in (both,) if interleaved else ((side,) for side in reversed(both)):
-        for concurrency in concurrency_ladder:
-            for endpoint, speculative in sides:
-                one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=None)
-            for pair in range(rounds):
-                for endpoint, speculative in sides if a_comes_first(pair) else reversed(sides):
-                    one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=pair)
-    return ThroughputRun(
-        spec_endpoint.label,
-        plain_endpoint.label,
-        spec_endpoint.speculative,
-        plain_endpoint.speculative,
-        max_tokens,
-        prompts[0].ignore_eos,
-        tuple(done),
-        interleaved,
-    )
+    def steps() -> Iterator[None]:
+        both = ((spec_endpoint, True), (plain_endpoint, False))
+        for sides in (both,) if interleaved else ((side,) for side in reversed(both)):
+            for concurrency in concurrency_ladder:
+                for endpoint, speculative in sides:
+                    one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=None)
+                for pair in range(rounds):
+                    for endpoint, speculative in sides if a_comes_first(pair) else reversed(sides):
+                        one_round(endpoint, speculative=speculative, concurrency=concurrency, pair=pair)
+                    yield
+
+    def so_far(why: str) -> ThroughputRun:
+        return ThroughputRun(
+            spec_endpoint.label,
+            plain_endpoint.label,
+            spec_endpoint.speculative,
+            plain_endpoint.speculative,
+            max_tokens,
+            prompts[0].ignore_eos,
+            tuple(done),
+            interleaved,
+            why,
+        )
+
+    return in_steps(steps(), so_far, keep)
 
 
 def check_load(prompts: Sequence[Prompt], max_tokens: int, concurrency_ladder: Sequence[int]) -> None:
@@ -196,6 +207,8 @@ def judge(run: ThroughputRun, thresholds: Mapping[int, float], *, alpha: float =
     """
     if not thresholds or min(thresholds.values()) <= 0:
         raise UsageError(f"speed-up thresholds {dict(thresholds)}", remedy="give a positive number per concurrency")
+    if run.broken_off:
+        return Judgement("throughput", (_broken_off(run),), run.as_measurements())
     invalid = (*_plain_side(run), *invalid_rounds(run), *_measured(run, thresholds))
     if invalid:
         return Judgement("throughput", invalid, run.as_measurements())
@@ -209,6 +222,21 @@ def judge(run: ThroughputRun, thresholds: Mapping[int, float], *, alpha: float =
 def invalid_rounds(run: PairedRounds) -> tuple[Finding, ...]:
     """Return what keeps the rounds of `run` from being compared (THR001 to THR004): nothing, if all is well."""
     return (*_speculated(run), *_equal_work(run), *_unburdened(run))
+
+
+def _broken_off(run: ThroughputRun) -> Finding:
+    done = {load: [each for each in run.rounds if each.concurrency == load] for load in run.concurrencies}
+    return broken_off(
+        "THR006",
+        "the rounds",
+        run.broken_off,
+        expected="every round of every load",
+        actual=", ".join(
+            f"{sum(each.pair is not None for each in rounds)} measured rounds at concurrency {load}"
+            for load, rounds in done.items()
+        ),
+        source=f"{run.spec_label}, {run.plain_label}",
+    )
 
 
 def _plain_side(run: ThroughputRun) -> Iterator[Finding]:
@@ -258,14 +286,14 @@ def _equal_work(run: PairedRounds) -> Iterator[Finding]:
         bad = [
             request
             for request in each.requests
-            if request.tokens == 0 or (run.ignore_eos and request.tokens != run.max_tokens)
+            if not of_right_length(request.tokens, run.max_tokens, ignore_eos=run.ignore_eos)
         ]
         if bad:
             yield Finding(
                 "THR003",
                 Verdict.INVALID,
                 f"{len(bad)} requests of round {each.order} on {each.label} were cut, the first is {bad[0].prompt!r}",
-                expected=f"{run.max_tokens} tokens" if run.ignore_eos else "at least one token",
+                expected=f"{'' if run.ignore_eos else '1 to '}{run.max_tokens} tokens",
                 actual=f"{bad[0].tokens} tokens",
                 source=each.label,
                 cause="the context limit, a stop condition, or an aborted request",

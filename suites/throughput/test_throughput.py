@@ -23,5 +23,6 @@ def test_throughput(case: Case, judge: Judge) -> None:
         concurrency_ladder=sorted(thresholds),
         rounds=work.rounds,
         interleaved=case.pair.side_by_side,
+        keep=lambda run: case.keep("rounds.json", run.as_measurements()),
     )
     judge(throughput.judge(run, thresholds))

@@ -6,7 +6,7 @@ import dataclasses
 import random
 import threading
 import zlib
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from harness.errors import EvidenceError
 from harness.measure.endpoint import Counters, Generation, Prompt, TokenLogit, Witness
@@ -137,6 +137,21 @@ class Engine:
 
     def next_token_logits(self, prompt_token_ids: tuple[int, ...], top: int) -> list[TokenLogit]:
         return self.logits(list(prompt_token_ids))[:top]
+
+
+class Fails(Engine):
+    """Answers `answers` requests, and raises `error` at every later one."""
+
+    def __init__(self, answers: int, error: BaseException, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.answers, self.error = answers, error
+
+    def generate(self, prompt: Prompt, max_tokens: int) -> Generation:
+        with self._lock:
+            self.answers -= 1
+            if self.answers < 0:
+                raise self.error
+        return super().generate(prompt, max_tokens)
 
 
 def realistic_rates(n: int, seed: int, mean: float = 0.6, concentration: float = 6.0) -> dict[str, float]:

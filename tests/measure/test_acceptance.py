@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from harness.errors import EvidenceError, UsageError
+from harness.errors import EvidenceError, ServerError, UsageError
 from harness.measure import acceptance
 from harness.measure.endpoint import Counts, Prompt, Witness
 from harness.verdict import Judgement, Verdict
-from tests.measure.simulated_engine import Engine, prompts, realistic_rates
+from tests.measure.simulated_engine import Engine, Fails, prompts, realistic_rates
 
 K, TOKENS = 4, 64
 
@@ -46,6 +46,30 @@ def test_counts_belong_to_their_prompt():
     rates = {prompt.name: float(i % 2) for i, prompt in enumerate(prompts(12))}
     measured = run(Engine(rate=rates))
     assert [record.counts.drafts for record in measured.prompts] == [63, 13] * 6
+
+
+class DiesAtItsWitnesses(Engine):
+    def witnesses(self):
+        raise ServerError("it is gone")
+
+
+@pytest.mark.parametrize(
+    ("engine", "answered"), [(Fails(11, ServerError("it is gone")), 11), (DiesAtItsWitnesses(), 12)]
+)
+def test_a_server_that_fails_at_the_end_keeps_the_counts_and_is_invalid(engine, answered):
+    kept = []
+    measured = acceptance.measure(engine, prompts(12), TOKENS, K, settle_s=0.0, keep=kept.append)
+    for judgement in (acceptance.judge_exact(measured, oracle(answered)), acceptance.judge_threshold(measured, 1.5)):
+        assert red(judgement) == {"ACC013": Verdict.INVALID}
+        assert "broken off: it is gone" in judgement.as_text()
+        assert len(judgement.measurements["prompts"]) == answered
+    assert [len(each.prompts) for each in kept] == list(range(1, answered + 1))
+    assert not any(each.broken_off for each in kept)
+
+
+def test_a_server_that_never_answered_is_an_error():
+    with pytest.raises(ServerError, match="gone"):
+        run(Fails(0, ServerError("it is gone")))
 
 
 class Plain(Engine):

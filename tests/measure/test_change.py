@@ -12,6 +12,7 @@ from harness.errors import EvidenceError, ServerError, UsageError
 from harness.measure import acceptance
 from harness.measure.change import (
     ACCEPTANCE_TOLERANCE,
+    ROUND,
     TURN,
     acceptance_change,
     measure_in_turns,
@@ -22,7 +23,7 @@ from harness.measure.endpoint import Counts
 from harness.measure.sequential import ALPHA, EFFECT, plan
 from harness.measure.statistics import POWER, paired_bounds
 from harness.verdict import Judgement, Verdict
-from tests.measure.simulated_engine import Engine, VirtualClock, prompts, realistic_rates
+from tests.measure.simulated_engine import Engine, Fails, VirtualClock, prompts, realistic_rates
 from tests.measure.simulations import SIMULATIONS, prompt_rates, slack, verify
 
 TOKENS = 64
@@ -306,7 +307,10 @@ def test_steps_taken_as_samples_break_alpha_in_the_same_simulation():
     assert np.mean((after - edge * before) / error < -1.645) > 2 * ALPHA + slack(ALPHA)
 
 
-def served(old=None, new=None, ladder=(1,), n=6, tokens=32, clock=None, max_seconds=math.inf, rule=None, **settings):
+def served(
+    old=None, new=None, ladder=(1,), n=6, tokens=32, clock=None, max_seconds=math.inf, rule=None, keep=lambda _: None,
+    **settings,
+):  # fmt: skip
     """Measure on virtual time."""
     clock = clock or VirtualClock()
     old, new = old or Engine(label="old"), new or Engine(label="new")
@@ -319,6 +323,7 @@ def served(old=None, new=None, ladder=(1,), n=6, tokens=32, clock=None, max_seco
         concurrency_ladder=ladder,
         plan=rule or plan(loads=len(ladder)),
         max_seconds=max_seconds,
+        keep=keep,
         clock=clock,
     )
 
@@ -345,6 +350,42 @@ def test_rounds_alternate_and_every_one_is_recorded():
     judgement = throughput_change(run)
     assert red(judgement) == {"CHG020": Verdict.INCONCLUSIVE}
     assert "log ratios vary with a standard deviation of" in judgement.as_text()
+
+
+GONE = ServerError("the server is gone", remedy="read its log")
+LOAD = 6 + 4 * 6 * ROUND
+"""Requests to each side at the first load: a warm-up, and the pairs up to the first look, which decides."""
+
+
+@pytest.mark.parametrize("side", ["old", "new"])
+def test_a_server_that_fails_in_the_last_round_keeps_the_others_and_is_invalid(side):
+    kept = []
+    run = served(**{side: Fails(LOAD - 1, GONE, label=side)}, keep=kept.append)
+    judgement = throughput_change(run)
+    assert red(judgement) == {"CHG005": Verdict.INVALID}
+    assert "broken off: the server is gone" in judgement.as_text()
+    assert "3 pairs at concurrency 1" in judgement.as_text()
+    assert not judgement.measurements["in_turns"]
+    assert [len(each.pairs(1)) for each in kept] == [1, 2, 3]
+    with pytest.raises(ServerError, match="gone"):
+        served(**{side: Fails(6, GONE, label=side)})
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PASS), (1.5, Verdict.FAIL)])
+def test_a_load_that_was_decided_before_a_server_failed_stands(factor, verdict):
+    new = Fails(LOAD, GONE, label="new", step_s=factor * Engine.step_s)
+    judgement = throughput_change(served(new=new, ladder=(1, 2)))
+    assert [finding.code for finding in judgement.findings] == ["CHG020", "CHG005"]
+    assert judgement.findings[0].verdict is verdict
+    assert "0 pairs at concurrency 2" in judgement.as_text()
+    assert judgement.verdict is (Verdict.FAIL if verdict is Verdict.FAIL else Verdict.INVALID)
+
+
+def test_an_interrupt_leaves_the_rounds_that_were_kept():
+    kept = []
+    with pytest.raises(KeyboardInterrupt):
+        served(new=Fails(LOAD - 1, KeyboardInterrupt(), label="new"), keep=kept.append)
+    assert len(kept[-1].pairs(1)) == 3
 
 
 def slower(factor, **settings):
@@ -565,7 +606,7 @@ def test_a_start_that_fails_later_keeps_what_was_measured_and_says_so():
     run = Starts(fails=5).measure(keep=kept.append)
     judgement = throughput_change(run)
     assert red(judgement) == {"CHG005": Verdict.INVALID}
-    assert "in pair 2, counted from 0: the server did not start" in judgement.as_text()
+    assert "broken off: the server did not start" in judgement.as_text()
     assert "remedy: read its log" not in judgement.as_text().split("mend")[0], "one line, not the whole scene"
     assert "2 pairs at concurrency 1" in judgement.as_text()
     assert len(judgement.measurements["new_rounds"]) == 2 * 2
@@ -588,5 +629,5 @@ def test_what_was_decided_before_a_start_failed_stands(step_s, verdict):
 
 
 def test_rounds_that_claim_to_be_broken_off_for_no_reason_are_invalid():
-    run = dataclasses.replace(Starts(fails=5).measure(), missing="")
+    run = dataclasses.replace(Starts(fails=5).measure(), broken_off="")
     assert "CHG004" in red(throughput_change(run))

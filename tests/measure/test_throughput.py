@@ -15,7 +15,7 @@ from harness.measure import throughput
 from harness.measure.endpoint import Counts
 from harness.measure.load import RequestRecord, Round
 from harness.verdict import Judgement, Verdict
-from tests.measure.simulated_engine import Engine, VirtualClock, prompts
+from tests.measure.simulated_engine import Engine, Fails, VirtualClock, prompts
 
 TOKENS = 32
 
@@ -24,14 +24,22 @@ def red(judgement: Judgement) -> dict[str, Verdict]:
     return {finding.code: finding.verdict for finding in judgement.findings if finding.verdict is not Verdict.PASS}
 
 
-def run(spec=None, plain=None, ladder=(1,), rounds=4, n=6, **settings):
+def run(spec=None, plain=None, ladder=(1,), rounds=4, n=6, keep=lambda _: None, interleaved=True, **settings):
     """Measure on virtual time: a verify step of the default engines takes 1.5 plain steps."""
     clock = VirtualClock()
     spec = spec or Engine(step_s=15.0)
     plain = plain or Engine(k=0, label="plain")
     spec.clock = plain.clock = clock
     return throughput.measure(
-        spec, plain, prompts(n, **settings), TOKENS, concurrency_ladder=ladder, rounds=rounds, clock=clock
+        spec,
+        plain,
+        prompts(n, **settings),
+        TOKENS,
+        concurrency_ladder=ladder,
+        rounds=rounds,
+        interleaved=interleaved,
+        keep=keep,
+        clock=clock,
     )
 
 
@@ -108,6 +116,44 @@ def test_a_worker_that_fails_is_not_swallowed():
 
     with pytest.raises(ConnectionError):
         run(Fails(), ladder=(2,))
+
+
+GONE = ConnectionError("gone")
+WARM_UP = ROUND = 6
+"""Requests of each side."""
+
+
+@pytest.mark.parametrize("side", ["spec", "plain"])
+def test_a_server_that_fails_in_the_last_round_keeps_the_others_and_is_invalid(side):
+    kept = []
+    failing = Fails(WARM_UP + 4 * ROUND - 1, GONE, k=4 if side == "spec" else 0, label=side, step_s=15.0)
+    measured = run(**{side: failing}, keep=kept.append)
+    judgement = throughput.judge(measured, {1: 1.0})
+    assert red(judgement) == {"THR006": Verdict.INVALID}
+    assert "broken off: ConnectionError: gone" in judgement.as_text()
+    # The fourth pair is A B: its second round is lost, or both are.
+    assert len(judgement.measurements["rounds"]) == 2 + 3 * 2 + (side == "plain")
+    assert [len(each.pairs(1)) for each in kept] == [1, 2, 3]
+
+
+def test_a_server_that_does_not_start_again_keeps_the_other_ones_rounds():
+    kept = []
+    measured = run(Fails(0, GONE), interleaved=False, rounds=2, keep=kept.append)
+    assert [each.speculative for each in measured.rounds] == [False] * 3
+    assert red(throughput.judge(measured, {1: 1.0})) == {"THR006": Verdict.INVALID}
+    assert [len(each.rounds) for each in kept] == [2, 3]
+
+
+def test_rounds_that_are_all_there_are_not_believed_where_they_say_that_they_were_broken_off():
+    measured = dataclasses.replace(run(), broken_off="gone")
+    assert red(throughput.judge(measured, {1: 1.0})) == {"THR006": Verdict.INVALID}
+
+
+def test_an_interrupt_leaves_the_rounds_that_were_kept():
+    kept = []
+    with pytest.raises(KeyboardInterrupt):
+        run(Fails(WARM_UP + 4 * ROUND - 1, KeyboardInterrupt()), keep=kept.append)
+    assert len(kept[-1].pairs(1)) == 3
 
 
 def test_a_speed_up_passes_and_is_taken_apart():
