@@ -221,8 +221,11 @@ def _is_whole_model(checkpoint: Checkpoint) -> bool:
 def _prefixes(checkpoint: Checkpoint) -> tuple[str, str]:
     """Return what stands before all names and before those of the first decoder layer."""
     for name in checkpoint.tensors:
-        if match := re.fullmatch(r"(.*?)([^.]+\.(?:\d+\.)?)self_attn\..*", name):
-            return match[1], match[2]
+        before, attention, _ = name.partition(".self_attn.")
+        parts = before.split(".")
+        if attention and parts[-1]:
+            first = -2 if parts[-1].isdecimal() and len(parts) > 1 else -1
+            return "".join(f"{part}." for part in parts[:first]), "".join(f"{part}." for part in parts[first:])
     return "", ""
 
 

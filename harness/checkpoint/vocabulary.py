@@ -108,7 +108,9 @@ def _judge_d2t(
     import numpy as np  # noqa: PLC0415 -- as above
 
     head = checkpoint.find(f"{about.wrapper}lm_head.weight") or checkpoint.find("lm_head.weight")
-    lengths = {"the config's draft vocabulary": about.draft_vocab, "lm_head": head.shape[0] if head else None}
+    # An lm_head without any dimension has no row.
+    rows = None if head is None else head.shape[0] if head.shape else 0
+    lengths = {"the config's draft vocabulary": about.draft_vocab, "lm_head": rows}
     for what, length in lengths.items():
         if length is not None and length != len(d2t):
             yield Finding(

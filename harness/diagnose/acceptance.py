@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 from harness.diagnose.symptoms import OFF, Fact, Symptoms
 from harness.measure.acceptance import DEAD_ACCEPT_LENGTH, DEAD_MIN_STEPS
 
-__all__ = ["Acceptance", "State", "prints_like", "read"]
+__all__ = ["UNLEARNT", "Acceptance", "State", "prints_like", "read"]
 
 _ROOT_FIRST, _ROOT_LAST, _DRAFTS_FIRST = Version("0.5.5.post3"), Version("0.5.10.post1"), Version("0.5.12")
 _UNREAD_FIRST, _UNREAD_LAST = Version("0.5.4"), Version("0.5.11")
@@ -29,6 +29,10 @@ _PRINTED = 0.005
 TRAINED_SHARE = 0.5
 """A drafter that accepts less at its first position than this share of its step-0 accuracy is weak. A rule of thumb:
 training text is not the text that is served."""
+
+UNLEARNT = 0.3
+"""Step-0 accuracy below which a drafter has not learnt to predict, and which therefore promises nothing. A rule of
+thumb."""
 
 NEARLY_ALL = 0.9
 """Share of drafts accepted above which there is nothing to look for."""
@@ -76,6 +80,11 @@ class Acceptance:
     def slow(self) -> bool:
         """Whether speculation is known to cost more than it brings."""
         return self.speedup is not None and self.speedup < 1
+
+    @property
+    def accepted(self) -> bool:
+        """Whether drafts are known to be accepted. `UNKNOWN`, after a few steps, is neither that nor `DEAD`."""
+        return self.length is not None and self.length >= DEAD_ACCEPT_LENGTH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,12 +257,13 @@ def _state(symptoms: Symptoms, length: float | None, k: int | None) -> tuple[Sta
         if finding.code in ("ACC020", "ACC030") and finding.verdict in ("PASS", "FAIL"):
             state = State.EXPECTED if finding.verdict == "PASS" else State.WEAK
             return state, f"accept length {length:.2f}; {finding.code} is {finding.verdict} ({finding.source})"
-    if symptoms.training_accuracy is not None:
-        promised = 1 + TRAINED_SHARE * symptoms.training_accuracy.value
+    accuracy = symptoms.training_accuracy
+    if accuracy is not None and accuracy.value >= UNLEARNT:
+        promised = 1 + TRAINED_SHARE * accuracy.value
         state = State.EXPECTED if length >= promised else State.WEAK
         return state, (
-            f"accept length {length:.2f}; a step-0 accuracy of {symptoms.training_accuracy.value:.1%} promises "
-            f"{promised:.2f} or more (by half of it, a rule of thumb)"
+            f"accept length {length:.2f}; a step-0 accuracy of {accuracy.value:.1%} promises {promised:.2f} or more "
+            "(by half of it, a rule of thumb)"
         )
     if k is not None and length - 1 >= NEARLY_ALL * k:
         return State.EXPECTED, f"accept length {length:.2f} of at most {k + 1}: nearly every draft is accepted"

@@ -76,29 +76,33 @@ def run(arguments: argparse.Namespace) -> int:
     from harness.diagnose.verdicts import Case  # noqa: PLC0415 -- as above
 
     parts: list[Symptoms] = [_given(arguments)]
-    drafter, target = arguments.drafter, arguments.target
+    where: dict[str, str | Path | None] = {"drafter": arguments.drafter, "target": arguments.target}
+    recorded: record.Recorded | None = None
+    others: tuple[str, ...] = ()
     if arguments.log is not None:
         parts.append(server_log.read(arguments.log))
     if arguments.record is not None:
-        found, *folders = record.read(arguments.record, arguments.case)
-        parts.append(found)
-        drafter, target = drafter or folders[0], target or folders[1]
+        recorded = record.read(arguments.record, arguments.case)
+        where = {role: path or recorded.folders[role] for role, path in where.items()}
     elif arguments.case:
         raise UsageError("--case names a case of a record", remedy="give --record FILE with it")
-    if target and not drafter:
+    if arguments.target and not where["drafter"]:
         raise UsageError("--target is compared with a drafter", remedy="give --drafter PATH with it")
+    drafter = read(where["drafter"], config_optional=True) if where["drafter"] else None
+    target = read(where["target"]) if where["drafter"] and where["target"] else None
+    if recorded is not None:
+        found, others = recorded.of(drafter=drafter, target=target)
+        parts.append(found)
     symptoms, contradictions = merge(parts)
     if symptoms == Symptoms() and not contradictions and not drafter:
         raise UsageError(
             "no symptom is given",
             remedy="give --log, --record, or --accept-length with --draft-tokens; see draftgate diagnose --help",
         )
-    figures, looked = acceptance.read(symptoms), None
-    if drafter:
-        base = read(target) if target else None
-        looked = static.look(read(drafter, config_optional=True), base, symptoms, figures)
+    figures = acceptance.read(symptoms)
+    looked = static.look(drafter, target, symptoms, figures) if drafter else None
     case = Case(symptoms, figures, looked)
-    diagnosis = diagnose(case, contradictions, log=str(arguments.log or ""))
+    diagnosis = diagnose(case, (*others, *contradictions), log=str(arguments.log or ""))
     try:
         (show.write_json if arguments.json else show.write_text)(diagnosis, sys.stdout)
         sys.stdout.flush()
@@ -109,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _given(arguments: argparse.Namespace) -> Symptoms:
     """Return what the options say. Raises UsageError for a figure that cannot be."""
-    from harness.diagnose.symptoms import OFF, Fact, Symptoms  # noqa: PLC0415 -- keeps other commands quick
+    from harness.diagnose.symptoms import OFF, Fact, Symptoms, release  # noqa: PLC0415 -- keeps other commands quick
 
     engine, version = _engine(arguments.engine)
     limits = (
@@ -132,7 +136,7 @@ def _given(arguments: argparse.Namespace) -> Symptoms:
     trained = tuple(name.strip().lower() for name in arguments.trained_on_states_of)
     return Symptoms(
         engine=Fact(engine, "--engine") if engine else None,
-        version=Fact(version, "--engine") if version else None,
+        version=release(version, "--engine"),
         algorithm=Fact(arguments.algorithm.lower() or OFF, "--algorithm") if arguments.algorithm else None,
         flag_tokens=_fact(arguments.draft_tokens, "--draft-tokens"),
         accept_length=_fact(arguments.accept_length, "--accept-length"),

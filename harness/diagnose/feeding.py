@@ -116,7 +116,7 @@ def _other_layers(case: Case) -> Opinion | None:
         text = f"{', '.join(hit)}: {worst.summary} [{worst.source}]"
         if code == "CHK402" and any(_are_defaults(aux.ids) for aux in static.about.aux_layers):
             return remains(text, "the ids may be those defaults: give --target, and its layers decide")
-        return (likely if len(hit) == len(static.releases) else remains)(text, remedy=worst.remedy)
+        return (likely if static.every(hit) else remains)(text, remedy=worst.remedy)
     return None
 
 
@@ -174,7 +174,9 @@ layers = first(
 
 def _not_its_target(case: Case) -> Opinion:
     static = known_drafter(case)
-    wrong = {f.code: f for release in static.releases for f in release.of("CHK502", "CHK503")}
+    # Sizes are those of the files, whatever becomes of the keys.
+    asked = (*static.releases, *(release for release in static.silent if not release.of("CHK002")))
+    wrong = {f.code: f for release in asked for f in release.of("CHK502", "CHK503")}
     if wrong:
         # A vocabulary of another size may be the same one, padded.
         opinion = confirmed if "CHK502" in wrong else likely
@@ -184,7 +186,7 @@ def _not_its_target(case: Case) -> Opinion:
     same = (
         "hidden size and vocabulary are the target's; revision, quantisation and chat template are not in the headers"
     )
-    if not static.releases:
+    if not asked:
         same = "there is no contract to compare with, so sizes were not compared"
     quantised = static.target.config.get("quantization_config")
     return remains(same, "the target is quantised: was it so in training?" if quantised else "")
@@ -208,8 +210,9 @@ def _ignored(case: Case) -> Opinion:
     if ignoring:
         found = next(iter(ignoring.values()))
         text = f"{', '.join(ignoring)}: {'; '.join(f.summary for f in found)} [{found[0].source}]"
-        return (likely if len(ignoring) == len(static.releases) else remains)(text, remedy=found[0].remedy)
+        return (likely if static.every(ignoring) else remains)(text, remedy=found[0].remedy)
     doubts = [f.summary for release in static.releases for f in release.of("CHK401", "CHK404")]
+    doubts += [f"no contract shows whether {key} is read" for release in static.releases for key in release.unsure]
     if static.exact and not doubts:
         return excluded(f"{listed(static.releases)} reads every setting of the config that changes the drafter")
     return remains(*dict.fromkeys(doubts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from harness.diagnose.acceptance import State
+from harness.diagnose.acceptance import UNLEARNT, State
 from harness.diagnose.loading import matrices
 from harness.diagnose.rules import accepted_as_trained, first, idle, seen
 from harness.diagnose.verdicts import Case, Opinion, confirmed, excluded, likely, remains
@@ -14,8 +14,13 @@ __all__ = ["cost", "metric", "off", "other_states", "simulated", "untrained"]
 _PER_REQUEST = 1.15
 """Accept length up to which a figure per request, of an output of n tokens, may be a dead drafter's n / (n - 1)."""
 
-_LEARNT, _UNLEARNT = 0.5, 0.3
-"""Step-0 accuracy above which a drafter has learnt to predict, and below which it has not. Rules of thumb."""
+_LEARNT = 0.5
+"""Step-0 accuracy above which a drafter has learnt to predict. A rule of thumb."""
+
+_LITTLE = 1 / (1 - UNLEARNT)
+"""Accept length that a drafter reaches at most which predicts every token of a step with that accuracy."""
+
+_NOT_SEEN = "whether drafts are accepted is not known"
 
 
 def _unclear(case: Case) -> Opinion | None:
@@ -30,7 +35,7 @@ def _unclear(case: Case) -> Opinion | None:
 
 def _per_request(case: Case) -> Opinion | None:
     length = case.acceptance.length
-    if length is None or case.acceptance.state is State.DEAD or length > _PER_REQUEST or case.engine == "vllm":
+    if length is None or not case.acceptance.accepted or length > _PER_REQUEST or case.engine == "vllm":
         return None
     return remains(
         f"accept length {length:.2f}: if it is SGLang's figure per request (meta_info), of outputs of about "
@@ -112,19 +117,28 @@ other_states = first(accepted_as_trained, idle, _trained_on_serving_engine, _not
 """DIA701: states of another engine."""
 
 
+def _unlearnt(case: Case) -> Opinion | None:
+    """Judge an accuracy below which nothing was learnt, before anything is said of what acceptance promises."""
+    accuracy, found = case.symptoms.training_accuracy, case.acceptance
+    if accuracy is None or accuracy.value >= UNLEARNT or found.length is None:
+        return None
+    text = f"step-0 accuracy {accuracy.value:.1%} ({accuracy.source})"
+    if found.length > _LITTLE or found.state is State.EXPECTED:
+        return remains(f"{text}, but accept length {found.length:.2f} is more than such a drafter brings")
+    if found.state in (State.DEAD, State.WEAK, State.SOME):
+        return likely(f"{text}: little is there to accept")
+    return None
+
+
 def _learnt(case: Case) -> Opinion:
     accuracy = case.symptoms.training_accuracy
     if accuracy is None:
         return remains("its training accuracy is not known")
     text = f"step-0 accuracy {accuracy.value:.1%} ({accuracy.source})"
-    if accuracy.value >= _LEARNT:
-        return excluded(f"{text}: it predicts its training text well")
-    if accuracy.value < _UNLEARNT and case.acceptance.state in (State.DEAD, State.WEAK, State.SOME):
-        return likely(f"{text}: little is there to accept")
-    return remains(text)
+    return excluded(f"{text}: it predicts its training text well") if accuracy.value >= _LEARNT else remains(text)
 
 
-untrained = first(accepted_as_trained, idle, otherwise=_learnt)
+untrained = first(_unlearnt, accepted_as_trained, idle, otherwise=_learnt)
 """DIA702: nothing was learnt."""
 
 
@@ -135,7 +149,9 @@ def _nothing_to_pay_for(case: Case) -> Opinion | None:
 
 
 def _pays_by_record(case: Case) -> Opinion | None:
-    red, green = case.red("THR010"), case.green("THR010")
+    red, green, found = case.red("THR010"), case.green("THR010"), case.acceptance
+    if red and found.length is not None and not found.accepted:
+        return remains(*seen(red), _NOT_SEEN)
     if red:
         return confirmed(*seen(red), remedy=red[0].remedy)
     return excluded(*seen(green)) if green else None
@@ -148,8 +164,8 @@ def _pays(case: Case) -> Opinion:
     speed = f"{found.speedup:.2f}x as fast as without"
     if not found.slow:
         return excluded(speed)
-    if found.length is None or found.step_cost is None:
-        return remains(f"{speed}; whether drafts are accepted is not known")
+    if not found.accepted:
+        return remains(speed, _NOT_SEEN)
     return confirmed(f"accept length {found.length:.2f}, and a step takes {found.step_cost:.2f} plain ones: {speed}")
 
 
@@ -171,7 +187,7 @@ def _too_good(case: Case) -> Opinion:
     if found.state is State.OFF:
         return excluded("the server does not speculate")
     dropped = static is not None and static.exact and any(matrices(r.lost_layer) for r in static.releases)
-    if dropped and found.length is not None and found.state is not State.DEAD:
+    if dropped and found.accepted:
         return likely(
             f"{case.release} drops the decoder layer of this drafter, and still accept length is {found.length:.2f}: "
             "simulated, or another release or checkpoint is served"

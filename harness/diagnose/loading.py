@@ -54,7 +54,7 @@ def _used(case: Case) -> Opinion | None:
     if any(_weights(release.lost) for release in static.releases):
         return None
     raising = [release for release in static.releases if release.raises]
-    if raising and len(raising) == len(static.releases):
+    if raising and static.every(raising):
         keys = some(raising[0].raises, _NAMED)
         return excluded(f"{listed(raising)}: the load raises at {keys}, so the server would not have started")
     text = f"{listed(static.releases)}: their own loader uses every key of the drafter"
@@ -81,14 +81,14 @@ def _dropped(case: Case) -> Opinion:
     if static.exact:
         return (confirmed if layer else likely)(*grounds, remedy=finding.remedy)
     grounds.append(_which(case, using))
-    return (remains if using else likely)(*grounds, remedy=finding.remedy)
+    return (likely if static.every(losing) else remains)(*grounds, remedy=finding.remedy)
 
 
 def _which(case: Case, using: Sequence[Release]) -> str:
     """Say why nothing is certain where the release that serves has no contract, or is not known."""
     if case.release:
         text = f"{case.release} has no contract of its own"
-    elif case.acceptance.counts_root is not None and not using:
+    elif case.acceptance.counts_root is not None and not using and not known_drafter(case).silent:
         text = "the release is not named, but of those that print such an accept rate every one drops them"
     else:
         text = "which release serves is not known"
@@ -124,7 +124,7 @@ def _missing(case: Case) -> Opinion:
         return excluded(text) if static.exact or static.between else remains(text)
     text = f"{listed(lacking)}: no tensor for {some(lacking[0].missing, _NAMED)}"
     remedy = f"export the drafter again with {some(lacking[0].missing, _NAMED)}"
-    if len(lacking) < len(static.releases):
+    if not static.every(lacking):
         return remains(text, remedy=remedy)
     # A norm that stays as constructed is all ones: what that costs is not known. Of a matrix it is noise.
     noise = any("norm" not in name for release in lacking for name in release.missing)
@@ -159,8 +159,7 @@ def _map_dropped(case: Case) -> Opinion | None:
     dropping = [release for release in static.releases if set(release.lost) - set(_weights(release.lost))]
     if not dropping:
         return None
-    everywhere = len(dropping) == len(static.releases)
-    opinion = confirmed if static.exact else likely if everywhere else remains
+    opinion = confirmed if static.exact else likely if static.every(dropping) else remains
     return opinion(f"{listed(dropping)}: d2t is dropped")
 
 
@@ -174,17 +173,26 @@ def _no_map(case: Case) -> Opinion | None:
     return remains("there is no d2t, and the config does not say how large both vocabularies are")
 
 
+def _doubts(case: Case) -> list[str]:
+    return [f"{f.code}: {f.where} {f.summary}" for f in known_drafter(case).inspected if f.code in _DOUBTFUL]
+
+
+def _offsets(case: Case) -> str:
+    return f"d2t holds sound offsets for {known_drafter(case).about.draft_vocab} draft tokens (draftgate inspect)"
+
+
+def _landed(case: Case) -> Opinion | None:
+    landed = seen(f for f in case.green("WGT003") if "drafter" in f.summary)
+    return excluded(_offsets(case), *landed) if landed and not _doubts(case) else None
+
+
 def _sound(case: Case) -> Opinion:
     static = known_drafter(case)
-    landed = seen(f for f in case.green("WGT003") if "drafter" in f.summary)
-    text = f"d2t holds sound offsets for {static.about.draft_vocab} draft tokens (draftgate inspect)"
-    if doubts := [f"{f.code}: {f.where} {f.summary}" for f in static.inspected if f.code in _DOUBTFUL]:
+    if doubts := _doubts(case):
         return remains(*doubts)
-    if landed:
-        return excluded(text, *landed)
     if static.exact or static.between:
-        return excluded(text, f"{listed(static.releases)}: the release's own loader uses it")
-    return remains(text, "whether the release applies it is not known")
+        return excluded(_offsets(case), f"{listed(static.releases)}: the release's own loader uses it")
+    return remains(_offsets(case), "whether the release applies it is not known")
 
 
 mapping = first(
@@ -193,8 +201,10 @@ mapping = first(
     idle,
     no_drafter,
     _unsound,
-    _map_dropped,
     _no_map,
+    _landed,
+    not_checked,
+    _map_dropped,
     otherwise=_sound,
 )
 """DIA401: the draft vocabulary map."""
@@ -208,7 +218,7 @@ def _replaced(case: Case) -> Opinion:
         return excluded(text) if static.exact else remains(text)
     found = next(iter(replacing.values()))
     text = f"{', '.join(replacing)}: {found.summary} [{found.source}]"
-    if found.severity is not Severity.ERROR or len(replacing) < len(static.releases):
+    if found.severity is not Severity.ERROR or not static.every(replacing):
         return remains(text, remedy=found.remedy)
     # One value that differs is enough to be told: how much it costs shows in what is accepted.
     sure = static.exact and case.acceptance.state is State.DEAD

@@ -1,22 +1,54 @@
-"""Symptoms in a run record: the findings of a case, and the figures it measured."""
+"""Symptoms in a run record: the findings of a case, and the figures it measured, of the checkpoints that it had."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.diagnose.symptoms import OFF, Fact, RecordFinding, Symptoms
+from harness.checkpoint.read import Checkpoint
+from harness.diagnose.symptoms import OFF, Fact, RecordFinding, Symptoms, release
 from harness.errors import UsageError
 from harness.report.record import read as record_in
 
-__all__ = ["read"]
+__all__ = ["Recorded", "read"]
+
+_LAUNCH = ("engine", "version", "algorithm", "flag_tokens")
+"""Facts of how the server was launched: they hold whatever checkpoints it had."""
 
 
-def read(path: Path, case_id: str = "") -> tuple[Symptoms, Path | None, Path | None]:
-    """Return what one case of a record says, and the folders of its drafter and target where they are still there.
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What one case of a record says.
 
-    `case_id` may be empty where the record has one case.
+    `folders` of its `drafter` and `target` where they are still there; `digests` of both (`Checkpoint.digest`), empty
+    where the record has none.
+    """
+
+    name: str
+    symptoms: Symptoms
+    folders: Mapping[str, Path | None]
+    digests: Mapping[str, str]
+
+    def of(self, **given: Checkpoint | None) -> tuple[Symptoms, tuple[str, ...]]:
+        """Return what the case says of these checkpoints, and which of them are not those of the run.
+
+        What was measured and found with others says nothing of these: only the launch is left of it then. Reads their
+        data. Raises CheckpointError if a file cannot be read.
+        """
+        others = tuple(
+            f"the {role} is {checkpoint.digest} ({checkpoint.folder}) and {self.digests[role] or 'not said'} "
+            f"({self.name}): what the record measured is not of this checkpoint, or it changed since, and is left out"
+            for role, checkpoint in given.items()
+            if checkpoint is not None and checkpoint.digest != self.digests[role]
+        )
+        launch = Symptoms(**{field: getattr(self.symptoms, field) for field in _LAUNCH})
+        return launch if others else self.symptoms, others
+
+
+def read(path: Path, case_id: str = "") -> Recorded:
+    """Return what one case of a record says. `case_id` may be empty where the record has one case.
 
     Raises:
         UsageError: no record, another schema, or no such case.
@@ -45,7 +77,7 @@ def read(path: Path, case_id: str = "") -> tuple[Symptoms, Path | None, Path | N
     method = pair.get("method")
     symptoms = Symptoms(
         engine=Fact(engine["engine"], name) if engine.get("engine") else None,
-        version=Fact(engine["version"], name) if engine.get("version") else None,
+        version=release(engine.get("version") or "", name),
         algorithm=Fact(str(method or OFF).lower(), name) if "method" in pair else None,
         flag_tokens=Fact(k + 1 if sglang else k, name) if isinstance(k, int) else None,
         accept_length=Fact(1 + accepted / drafts, f"{name}, {drafts} verify steps") if drafts else None,
@@ -54,7 +86,9 @@ def read(path: Path, case_id: str = "") -> tuple[Symptoms, Path | None, Path | N
         plain_tokens_per_second=Fact(speeds[1], f"{name}, throughput") if speeds else None,
         findings=findings,
     )
-    return symptoms, _folder(case.get("drafter")), _folder(case.get("target"))
+    facts = {role: found if isinstance(found := case.get(role), dict) else {} for role in ("drafter", "target")}
+    digests = {role: str(each.get("digest") or "") for role, each in facts.items()}
+    return Recorded(name, symptoms, {role: _folder(each) for role, each in facts.items()}, digests)
 
 
 def _case(path: Path, case_id: str) -> dict[str, Any]:
@@ -91,6 +125,6 @@ def _speeds(throughput: Mapping[str, Any]) -> tuple[float, float] | None:
     return speeds[0], speeds[1]
 
 
-def _folder(facts: Any) -> Path | None:
-    path = Path(facts["folder"]) if isinstance(facts, dict) and facts.get("folder") else None
+def _folder(facts: Mapping[str, Any]) -> Path | None:
+    path = Path(facts["folder"]) if facts.get("folder") else None
     return path if path is not None and path.is_dir() else None

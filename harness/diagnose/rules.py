@@ -95,10 +95,10 @@ def not_checked(case: Case) -> Opinion | None:
     static = known_drafter(case)
     if not static.is_eagle3:
         return remains(f"the drafter is {static.about.method}, and contracts speak of EAGLE-3 drafters only")
-    if not static.releases:
-        known = case.release or case.engine
-        return remains(f"there is no contract of {known}, nor of releases on both sides: what it does is not known")
-    other = [f for release in static.releases for f in release.of("CHK002", "CHK003")]
-    if other and len(static.releases) == 1:
-        return remains(f"{other[0].summary} [{static.releases[0].name}]")
-    return None
+    if static.releases:
+        return None
+    for release in reversed(static.silent):  # the newest speaks for all
+        if release.silence is not None:
+            return remains(f"{release.silence.summary} [{release.name}]")
+    known = case.release or case.engine
+    return remains(f"there is no contract of {known}, nor of releases on both sides: what it does is not known")

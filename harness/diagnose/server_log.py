@@ -13,7 +13,7 @@ import dataclasses
 import re
 from pathlib import Path
 
-from harness.diagnose.symptoms import OFF, Fact, Symptoms
+from harness.diagnose.symptoms import OFF, Fact, Symptoms, release
 from harness.errors import UsageError
 
 __all__ = ["read"]
@@ -26,13 +26,20 @@ _VLLM = re.compile(
     r"Per-position acceptance rate: (?P<positions>[\d., ]+?), Avg"
 )
 _VLLM_VERSION = re.compile(r"Initializing a V1 LLM engine \(v(?P<version>[^)]+)\)")
-_VLLM_METHOD = re.compile(r"speculative_config=(?:(?P<none>None)|SpeculativeConfig\((?P<body>[^)]*)\))")
-_ARGUMENTS = re.compile(r"server_args=(?:ServerArgs\(|\{)")
+_VLLM_METHOD = re.compile(r"(?<!\w)speculative_config=(?:(?P<none>None)|SpeculativeConfig\((?P<body>[^)]*)\))")
+_ARGUMENTS = re.compile(r"(?<!\w)server_args=(?:ServerArgs\(|\{)")
 _ARGUMENT = re.compile(
-    r"'?(?P<name>speculative_algorithm|speculative_num_draft_tokens|disable_cuda_graph|device)'?\s*[=:]\s*"
+    r"(?<!\w)'?(?P<name>speculative_algorithm|speculative_num_draft_tokens|disable_cuda_graph|device)'?\s*[=:]\s*"
     r"(?P<value>None|True|False|-?\d+|'[^']*'|\"[^\"]*\")"
+    r"|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""
 )
-_SYNTHETIC = re.compile(r"rejection_sample_method'?[=:]\s*'synthetic'|\b(?:SGLANG_)?SIMULATE_ACC_LEN=(?!-|0\b)\S+")
+"""An argument of its own; or any other quoted text, which is passed over: it may spell arguments of something else."""
+_METHOD = re.compile(r"(?<!\w)method='(?P<name>[^']+)'")
+_TOKENS = re.compile(r"(?<!\w)num_spec(?:ulative)?_tokens=(?P<count>\d+)")
+_SYNTHETIC = re.compile(
+    r"(?<!\w)rejection_sample_method'?[=:]\s*'synthetic'"
+    r"|(?<!\w)(?:SGLANG_)?SIMULATE_ACC_LEN=['\"]?(?=[\d.]*[1-9])[\d.]+"
+)
 
 _LINE_LIMIT = 1 << 16
 """Characters of a line that are looked at: `server_args=` takes some 20,000."""
@@ -94,9 +101,9 @@ def _look(line: str, seen: _Seen) -> None:
     elif match := _VLLM_VERSION.search(line):
         seen.engine, seen.version = "vllm", match["version"]
         _vllm_method(line, seen)
-    elif _ARGUMENTS.search(line):
+    elif match := _ARGUMENTS.search(line):
         seen.engine = "sglang"
-        _sglang_arguments(line, seen)
+        _sglang_arguments(line[match.end() :], seen)
     if match := _SYNTHETIC.search(line):
         seen.simulated = match[0]
 
@@ -130,14 +137,13 @@ def _vllm_method(line: str, seen: _Seen) -> None:
     if match["none"]:
         seen.algorithm = OFF
     else:
-        method = re.search(r"method='([^']+)'", match["body"])
-        tokens = re.search(r"num_spec(?:ulative)?_tokens=(\d+)", match["body"])
-        seen.algorithm = method[1].lower() if method else ""
-        seen.flag_tokens = int(tokens[1]) if tokens else seen.flag_tokens
+        method, tokens = _METHOD.search(match["body"]), _TOKENS.search(match["body"])
+        seen.algorithm = method["name"].lower() if method else ""
+        seen.flag_tokens = int(tokens["count"]) if tokens else seen.flag_tokens
 
 
-def _sglang_arguments(line: str, seen: _Seen) -> None:
-    given = {match["name"]: match["value"].strip("'\"") for match in _ARGUMENT.finditer(line)}
+def _sglang_arguments(text: str, seen: _Seen) -> None:
+    given = {match["name"]: match["value"].strip("'\"") for match in _ARGUMENT.finditer(text) if match["name"]}
     if "speculative_algorithm" in given:
         name = given["speculative_algorithm"].lower()
         seen.algorithm = OFF if name == "none" else name
@@ -171,7 +177,7 @@ def _symptoms(seen: _Seen, name: str) -> Symptoms:
             simulated = Fact(f"accept length {value} in each of {count} intervals", name)
     return Symptoms(
         engine=Fact(seen.engine, name),
-        version=Fact(seen.version, name) if seen.version else None,
+        version=release(seen.version, name),
         algorithm=algorithm,
         flag_tokens=Fact(seen.flag_tokens, name) if seen.flag_tokens else None,
         accept_length=length,

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
+from harness.checkpoint.show import printable
 from harness.diagnose.diagnosis import Diagnosis
 from harness.diagnose.verdicts import Status
 
@@ -49,7 +50,7 @@ def _lines(found: Diagnosis) -> Iterator[str]:
     if found.next_test is not None:
         test = found.next_test
         yield from _wrapped(f"{test.what} ({test.cost}); it tells of {', '.join(test.separates)}", "next test: ")
-        yield f"           {test.command}"
+        yield f"           {printable(test.command)}"
     elif found.verdicts[0].status is Status.CONFIRMED:
         yield "next: repair the first cause, then measure again: another may hide behind it"
 
@@ -66,7 +67,8 @@ def _headline(found: Diagnosis) -> str:
 
 
 def _wrapped(text: str, lead: str) -> Iterator[str]:
+    shown = printable(" ".join(text.split()))
     yield from textwrap.wrap(
-        text, _WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead), break_long_words=False,
+        shown, _WIDTH, initial_indent=lead, subsequent_indent=" " * len(lead), break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -18,25 +20,42 @@ from harness.diagnose.symptoms import Symptoms
 
 __all__ = ["Release", "Static", "look"]
 
+_SILENT = ("CHK002", "CHK003")
+"""Codes of a release whose contract speaks of another class than the drafter's, or has keys that were not tried."""
+
+_ROUTE = ("CHK101", "CHK102")
+"""Codes of one in which the architecture reaches no drafter's class. A config that names none is no ground for that."""
+
+_DEFAULTS = {"rope_theta": 10000, "rope_type": "default"}
+"""What both engines take where nothing is given (SGLang 0.5.8 and vLLM 0.11.2, `models/llama.py`)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Release:
     """What one release does with the drafter.
 
     `lost` are keys that it drops, `missing` tensors that no key of the checkpoint is, under any name, and that it has
-    a parameter for; `raises` keys at which its load raises.
+    a parameter for; `raises` keys at which its load raises; `unsure` rotary settings off their defaults of which its
+    contract does not say whether they are read. `named`: whether the config names an architecture.
     """
 
     name: str
     lost: tuple[str, ...]
     missing: tuple[str, ...]
     raises: tuple[str, ...]
+    unsure: tuple[str, ...]
+    named: bool
     findings: tuple[check.Finding, ...]
 
     @property
     def lost_layer(self) -> tuple[str, ...]:
         """The lost keys that belong to the decoder layer."""
         return tuple(key for key in self.lost if model.split(key)[0] == "layer")
+
+    @property
+    def silence(self) -> check.Finding | None:
+        """Why its contract does not speak of the drafter; None where it does."""
+        return next(iter(self.of(*_SILENT) or (self.of(*_ROUTE) if self.named else ())), None)
 
     def of(self, *codes: str) -> tuple[check.Finding, ...]:
         """Return the findings with one of these codes."""
@@ -48,7 +67,8 @@ class Static:
     """A drafter, what was recognised, and the releases that may serve it.
 
     `exact`: `releases` is the one that serves. `between`: the one that serves lies between some of them, so where they
-    agree it does as they do, most likely. Otherwise they are all that may be it.
+    agree it does as they do, most likely. Otherwise they are all that may be it, but for `silent`: releases whose
+    contract does not speak of this drafter, since it reaches another class, or none, or has keys that were not tried.
     """
 
     drafter: Checkpoint
@@ -56,8 +76,13 @@ class Static:
     about: Recognition
     inspected: tuple[Inspected, ...]
     releases: tuple[Release, ...]
+    silent: tuple[Release, ...]
     exact: bool
     between: bool
+
+    def every(self, releases: Collection[object]) -> bool:
+        """Whether these are all releases that may serve: then what holds of them holds of the one that does."""
+        return len(releases) == len(self.releases) and not self.silent
 
     @property
     def is_eagle3(self) -> bool:
@@ -79,8 +104,11 @@ def look(drafter: Checkpoint, target: Checkpoint | None, symptoms: Symptoms, acc
     if about.method not in ("eagle3", "p-eagle"):
         contracts, exact, between = (), False, False
     other = check.other_embedding(drafter, target, contracts)
-    releases = tuple(_ask(drafter, target, contract, other) for contract in contracts)
-    return Static(drafter, target, about, (*findings, *more), releases, exact=exact, between=between)
+    asked = [_ask(drafter, target, contract, other) for contract in contracts]
+    speaking = tuple(release for release in asked if release.silence is None)
+    silent = tuple(release for release in asked if release.silence is not None)
+    every = (*findings, *more)
+    return Static(drafter, target, about, every, speaking, silent, exact=exact, between=between and not silent)
 
 
 def _ask(
@@ -101,8 +129,34 @@ def _ask(
         tuple(by_code["CHK201"] + by_code["CHK202"]),
         tuple(sorted(missing)),
         tuple(by_code["CHK203"]),
+        _unsure(effective(drafter.config), contract),
+        bool(drafter.config.get("architectures")),
         report.findings,
     )
+
+
+def _unsure(config: Mapping[str, Any], contract: model.Contract) -> tuple[str, ...]:
+    """Return the rotary settings off their defaults that the release's contract does not show its model read.
+
+    transformers 5 writes `rope_parameters` for `rope_theta` and `rope_scaling`. That these are not read either shows
+    only that the release takes them in another way.
+    """
+    read = {row.key for row in contract.config if any(".models." in module for module in row.read_by)}
+    top = {key: config.get(key) for key in ("rope_theta", "rope_scaling")}
+    parameters = config.get("rope_parameters")
+    inner = _off_default(parameters if isinstance(parameters, dict) else {})
+    # What stands at the top as well is read there.
+    again = "rope_theta" in read and all(
+        value == top["rope_theta"] if key == "rope_theta" else top["rope_scaling"] for key, value in inner.items()
+    )
+    return (
+        *(key for key in _off_default(top) if key not in read),
+        *(["rope_parameters"] if inner and not again else []),
+    )
+
+
+def _off_default(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value is not None and value != _DEFAULTS.get(key)}
 
 
 def _releases(symptoms: Symptoms, counts_root: bool | None) -> tuple[tuple[model.Contract, ...], bool, bool]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-__all__ = ["OFF", "Fact", "RecordFinding", "Symptoms", "merge"]
+__all__ = ["OFF", "Fact", "RecordFinding", "Symptoms", "merge", "release"]
 
 T = TypeVar("T")
 
@@ -20,6 +20,15 @@ class Fact(Generic[T]):
 
     value: T
     source: str
+
+
+def release(version: str, source: str) -> Fact[str] | None:
+    """Return a release by its public version, None for no text.
+
+    A build says more of itself after a plus sign (PEP 440): vLLM's wheels for CUDA 12.9 log `0.32.0+cu129`.
+    """
+    public = version.partition("+")[0]
+    return Fact(public, source) if public else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ def _states(torch: Any, model: Any, ids: list[int]) -> Any:
     transformers' hidden states are the inputs of the layers, then the final normed state: the last layer's own output
     is in none of them, so a hook takes it.
     """
-    layers = max((m for m in model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)
+    layers = decoder_layers(torch, model)
     last: list[Any] = []
 
     def keep(_module: Any, _args: Any, out: Any) -> None:
@@ -71,6 +71,19 @@ def _states(torch: Any, model: Any, ids: list[int]) -> Any:
         raise SystemExit(f"{type(model).__name__} gives {len(found)} hidden states for {len(layers)} layers")
     whole = [*found[:-1], last[0], found[-1]]
     return torch.stack([state.reshape(len(ids), -1) for state in whole]).cpu().contiguous()
+
+
+def decoder_layers(torch: Any, model: Any) -> Any:
+    """Return the decoder's layers: the list of the module that holds the token embedding.
+
+    Experts of a layer are a list, too, and may be more than there are layers; so are the layers of an image encoder.
+    """
+    embedding = model.get_input_embeddings()
+    owners = [m for m in model.modules() if any(child is embedding for child in m.children())]
+    lists = [child for m in owners for child in m.children() if isinstance(child, torch.nn.ModuleList)]
+    if not lists:
+        raise SystemExit(f"{type(model).__name__} has no list of layers beside its token embedding")
+    return max(lists, key=len)
 
 
 def _write(path: Path, states: Any) -> None:

@@ -137,6 +137,28 @@ def test_without_a_config_the_tensors_decide(make):
     assert (found.method, found.dialect, found.aux_count, found.draft_vocab, codes) == ("eagle3", "", None, 8, [])
 
 
+@pytest.mark.parametrize("end", [".self_attn.q_proj.weight", ".weight"])
+def test_a_name_as_long_as_a_book(make, end):
+    """What takes the square of its length takes hours here."""
+    assert make({**EAGLE3, "a" * 1_000_000 + end: [1]}, BODY)[0].method == "eagle3"
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapper", "layer"),
+    [
+        ("midlayer.self_attn.q_proj.weight", "", "midlayer."),
+        ("layers.0.self_attn.q_proj.weight", "", "layers.0."),
+        ("draft_model.model.layers.10.self_attn.q_proj.weight", "draft_model.model.", "layers.10."),
+        ("0.self_attn.q_proj.weight", "", "0."),
+        ("model.decoder.self_attn.q_proj.weight", "model.", "decoder."),
+        ("self_attn.q_proj.weight", "", ""),
+    ],
+)
+def test_what_stands_before_the_attention(make, name, wrapper, layer):
+    found, _ = make({"fc.weight": [16, 48], name: [16, 32]}, {"speculators_model_type": "eagle3"})
+    assert (found.wrapper, found.layer) == (wrapper, layer)
+
+
 @pytest.mark.parametrize("wrapper", ["", "model.", "draft_model.model."])
 @pytest.mark.parametrize("layer", ["layers.0.", "midlayer.", "odd."])
 def test_the_wrapper_is_told_from_the_layer(make, wrapper, layer):

@@ -74,6 +74,7 @@ WRONG = {
     "t2d of integers": ({"d2t": OFFSETS, "t2d": marks(TARGETS).astype(np.int64)}, "INS201", "I64"),
     "too large": ({"d2t": np.zeros(vocabulary.READ_LIMIT // 8 + 1, np.int64)}, "INS202", "not read"),
     "missing": ({}, "INS203", "no d2t"),
+    "no row in lm_head": ({"d2t": OFFSETS, "lm_head.weight": np.zeros((), np.float32)}, "INS204", "lm_head has 0"),
     "too short": ({"d2t": OFFSETS[:7], "t2d": marks(TARGETS[:7])}, "INS204", "maps 7"),
     "tokens, and t2d agrees": ({"d2t": TARGETS, "t2d": marks(TARGETS)}, "INS205", "target tokens themselves"),
     "tokens out of range as offsets": ({"d2t": TARGETS}, "INS205", "row 7 is token 70"),

@@ -82,6 +82,17 @@ def drafter(folder, layer="midlayer.", *, without=(), d2t=OFFSETS, **config):
     return write(folder, found, CONFIG | config, d2t)
 
 
+def mla(folder, layer="layers.0.", **config):
+    """Write a drafter with DeepSeek's attention, as Kimi-K2.5's published ones are."""
+    found = {name: value for name, value in tensors(layer).items() if not name.endswith(("q_proj.weight", *_KV))}
+    rows = {"q_a_proj": 1536, "q_b_proj": 12_288, "kv_a_proj_with_mqa": 576, "kv_b_proj": 16_384}
+    found |= {f"{layer}self_attn.{name}.weight": ("BF16", [count, 512]) for name, count in rows.items()}
+    return write(folder, found, CONFIG | {"architectures": ["Eagle3DeepseekV2ForCausalLM"]} | config)
+
+
+_KV = ("k_proj.weight", "v_proj.weight")
+
+
 def target(folder, *, embedding=False, **config):
     """Write a target of which only the config matters, and its embedding if it is asked for: the drafter's, zeros."""
     found = {"lm_head.weight": ("BF16", [VOCAB, HIDDEN])}

@@ -8,11 +8,12 @@ import pytest
 from packaging.version import Version
 
 from harness import cli
-from harness.contracts import model
-from harness.diagnose import causes
+from harness.checkpoint.read import read
+from harness.contracts import check, model
+from harness.diagnose import causes, server_log
 from harness.diagnose.judge import JUDGES
 from harness.errors import UsageError
-from tests.diagnose.drafters import HIDDEN, OFFSETS, drafter, target, write
+from tests.diagnose.drafters import CONFIG, HIDDEN, OFFSETS, TARGET_CONFIG, VOCAB, drafter, mla, target, tensors, write
 
 SEEN = Path(__file__).with_name("seen")
 """Excerpts of logs and records of real runs: SGLang 0.5.23 and vLLM 0.32.0."""
@@ -329,14 +330,71 @@ def test_a_record_excludes_by_what_was_seen(diagnose):
 )
 def test_a_finding_of_a_record_names_its_cause(diagnose, tmp_path, code, verdict, summary, actual, cause):
     finding = {"code": code, "verdict": verdict, "summary": summary, "actual": actual}
-    judgement = {"suite": "any", "findings": [finding], "measurements": {}}
-    case = {"id": "c", "pair": {"method": "eagle3", "k": 4}, "engine": {"engine": "sglang", "version": "0.5.8"},
-            "judgements": [judgement]}  # fmt: skip
-    file = tmp_path / "record.json"
-    file.write_text(json.dumps({"schema": 1, "cases": [case]}))
-    status, found = diagnose("--record", file)
+    status, found = diagnose("--record", record(tmp_path, finding))
     assert (found["first"], status) == (cause, 1)
     assert summary in grounds(found, cause)
+
+
+def record(folder, *findings, totals=None, **checkpoints):
+    """Write a record of SGLang 0.5.8, whose checkpoints are those given, and return its path."""
+    measured = {"suite": "acceptance", "findings": [], "measurements": {"totals": totals}} if totals else None
+    case = {
+        "id": "c",
+        "pair": {"method": "eagle3", "k": 4},
+        "engine": {"engine": "sglang", "version": "0.5.8"},
+        **{role: {"folder": str(path), "digest": read(path).digest} for role, path in checkpoints.items()},
+        "judgements": [{"suite": "any", "findings": list(findings), "measurements": {}}, *filter(None, [measured])],
+    }
+    file = folder / "record.json"
+    file.write_text(json.dumps({"schema": 1, "cases": [case]}))
+    return file
+
+
+DROPPED = {"code": "WGT003", "verdict": "FAIL", "summary": "10 keys of the drafter landed nowhere"}
+LANDED = {"code": "WGT003", "verdict": "PASS", "summary": "every key of the drafter landed"}
+AS_PROMISED = {"code": "ACC020", "verdict": "PASS", "summary": "accept length"}
+GOOD = {"drafts": 100, "accepted": 200}
+
+
+@pytest.mark.parametrize(
+    ("of", "given", "finding", "status"),
+    [("layers.0.", "midlayer.", DROPPED, "excluded"), ("midlayer.", "layers.0.", LANDED, "confirmed")],
+)
+def test_a_record_says_nothing_of_another_drafter(diagnose, tmp_path, of, given, finding, status):
+    theirs, ours = drafter(tmp_path / "theirs", of), drafter(tmp_path / "ours", given)
+    file = record(tmp_path, finding, AS_PROMISED, totals=GOOD, drafter=theirs)
+    exit_status, found = diagnose("--record", file, "--drafter", ours)
+    assert (exit_status, found["first"], found["acceptance"]) == (3, None, "unknown")
+    assert "WGT003" not in grounds(found, "DIA201")
+    assert statuses(found)["DIA201"] == status  # by the contract of 0.5.8 alone
+    [text] = found["contradictions"]
+    assert str(ours) in text
+    assert read(theirs).digest in text
+    # Files that are the same are the run's, wherever they lie.
+    exit_status, found = diagnose("--record", file, "--drafter", drafter(tmp_path / "again", of))
+    assert (found["contradictions"], found["acceptance"]) == ([], "expected")
+    assert "WGT003" in grounds(found, "DIA201")
+
+
+@pytest.mark.parametrize("role", ["drafter", "target"])
+def test_a_checkpoint_that_changed_since_the_run_is_told(diagnose, tmp_path, role):
+    small = {"lm_head.weight": ("BF16", [8, HIDDEN])}
+    paths = {"drafter": drafter(tmp_path / "d"), "target": write(tmp_path / "t", small, TARGET_CONFIG)}
+    file = record(tmp_path, LANDED, AS_PROMISED, totals=GOOD, **paths)
+    assert diagnose("--record", file)[0] == 0
+    config = paths[role] / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rms_norm_eps": 1e-5}))
+    status, found = diagnose("--record", file)
+    assert (status, found["first"], found["acceptance"]) == (3, None, "unknown")
+    assert [str(paths[role]) in text for text in found["contradictions"]] == [True]
+
+
+def test_a_record_without_a_digest_speaks_of_no_checkpoint_that_is_given(diagnose, tmp_path):
+    file = record(tmp_path, AS_PROMISED, totals=GOOD)
+    assert diagnose("--record", file)[0] == 0
+    status, found = diagnose("--record", file, "--drafter", drafter(tmp_path / "d"))
+    assert status == 3
+    assert "not said" in found["contradictions"][0]
 
 
 # What is not known is said to be so.
@@ -416,6 +474,105 @@ def test_a_drafter_with_a_poor_config(diagnose, tmp_path, config):
     assert statuses(found)["DIA101"] == "excluded"
 
 
+FEW = {"drafts": 10, "accepted": 0}
+
+
+def test_a_few_steps_are_no_accepted_drafts(diagnose, tmp_path):
+    """Ten steps that accepted nothing: the drafter is neither dead nor accepted."""
+    path = drafter(tmp_path / "d", "layers.0.")
+    slow = ("--tokens-per-second", "24.8", "--plain-tokens-per-second", "90")
+    _, found = diagnose("--record", record(tmp_path, totals=FEW, drafter=path), *slow)
+    assert (found["acceptance"], found["first"]) == ("unknown", "DIA201")
+    assert statuses(found)["DIA901"] == statuses(found)["DIA801"] == "remains"
+    slower = {"code": "THR010", "verdict": "FAIL", "summary": "speed-up at 16"}
+    _, found = diagnose("--record", record(tmp_path, slower, totals=FEW))
+    assert (found["first"], statuses(found)["DIA801"]) == (None, "remains")
+
+
+def test_a_drafter_that_learnt_nothing_promises_nothing(diagnose, tmp_path):
+    nothing = ("--training-accuracy", "0.10")
+    status, found = diagnose("--accept-length", "1.06", *nothing)
+    assert (status, found["first"], found["acceptance"]) == (1, "DIA702", "some")
+    # More than a drafter of that accuracy brings: it is not this drafter's, or not of this text.
+    status, found = diagnose("--accept-length", "2.5", *nothing)
+    assert (status, found["first"], statuses(found)["DIA702"]) == (3, None, "remains")
+    # A threshold of the pair's own is another promise.
+    status, found = diagnose("--record", record(tmp_path, AS_PROMISED, totals=GOOD), *nothing)
+    assert (status, found["acceptance"], statuses(found)["DIA702"]) == (0, "expected", "remains")
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["sglang", "vllm", "sglang==0.5.8", "sglang==0.5.11", "sglang==0.5.22", "sglang==0.5.23", "vllm==0.32.0", ""],
+)
+def test_a_drafter_of_another_class_is_not_judged_by_the_contract(diagnose, tmp_path, engine):
+    """MLA drafters reach a class of their own, or none: what the Llama class does with the keys says nothing."""
+    path = mla(tmp_path / "d")
+    _, found = diagnose(*DEAD[:2], *(("--engine", engine) if engine else ()), "--drafter", path)
+    codes = ("DIA201", "DIA202", "DIA302", "DIA401", "DIA601")
+    assert {statuses(found)[code] for code in codes} == {"remains"}
+    assert "Eagle3DeepseekV2ForCausalLM" in grounds(found, "DIA201")
+    _, found = diagnose(*DEAD[:2], "--drafter", path, "--engine", "sglang==0.5.23", "--target", target(tmp_path / "t"))
+    assert statuses(found)["DIA501"] == "remains"
+    assert "were not compared" in grounds(found, "DIA501")
+
+
+def test_a_map_that_landed_needs_no_contract(diagnose, tmp_path):
+    path = mla(tmp_path / "d")
+    _, found = diagnose("--record", record(tmp_path, LANDED, drafter=path))
+    assert statuses(found)["DIA401"] == "excluded"
+
+
+BASE, YARN = {"rope_theta": 1e6}, {"rope_type": "yarn", "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "status"),
+    [
+        ("sglang==0.5.8", {"rope_parameters": BASE}, "open"),
+        ("sglang==0.5.8", {"rope_parameters": YARN}, "open"),
+        ("sglang==0.5.8", {"rope_parameters": BASE | YARN, **BASE}, "open"),
+        ("vllm==0.11.2", {"rope_parameters": BASE, "rope_theta": 5e5}, "open"),
+        ("sglang==0.5.23", {"rope_parameters": BASE}, "open"),
+        ("vllm==0.32.0", BASE, "open"),
+        ("sglang==0.5.23", {"rope_scaling": YARN}, "open"),
+        ("sglang==0.5.8", {"rope_parameters": BASE | YARN, **BASE, "rope_scaling": YARN}, "excluded"),
+        ("sglang==0.5.8", BASE, "excluded"),
+        ("sglang==0.5.23", {"rope_theta": 10000.0, "rope_scaling": None}, "excluded"),
+        ("sglang==0.5.8", {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, "excluded"),
+    ],
+)
+def test_rotary_settings_that_no_contract_shows_read(diagnose, tmp_path, engine, config, status):
+    _, found = diagnose(*DEAD[:2], "--engine", engine, "--drafter", drafter(tmp_path / "d", **config))
+    assert (statuses(found)["DIA601"] == "excluded") == (status == "excluded")
+    assert status == "excluded" or next(iter(config)) in grounds(found, "DIA601")
+
+
+@pytest.mark.parametrize("release", ["vllm==0.32.0", "sglang==0.5.23", "sglang==0.5.8"])
+def test_what_the_target_lends_is_what_the_check_says(diagnose, tmp_path, release):
+    """A drafter of the whole vocabulary that brings no lm_head."""
+    engine, _, version = release.partition("==")
+    whole = {"draft_vocab_size": VOCAB} if engine == "vllm" else {"draft_vocab_size": None}
+    path = drafter(tmp_path / "d", without=["lm_head.weight", "d2t"], **whole)
+    report = check.check(read(path), None, model.shipped(engine, version))
+    unfilled = any(
+        "lm_head" in name for finding in report.findings if finding.code == "CHK301" for name in finding.names
+    )
+    _, found = diagnose(*DEAD[:2], "--engine", release, "--drafter", path)
+    assert ("lm_head" in grounds(found, "DIA202")) == unfilled
+    assert (statuses(found)["DIA202"] == "confirmed") == unfilled
+
+
+@pytest.mark.parametrize("name", tensors("midlayer."))
+def test_a_tensor_without_a_dimension(diagnose, tmp_path, name):
+    found = tensors("midlayer.")
+    path = write(tmp_path / "d", {**found, name: (found[name][0], [])}, CONFIG)
+    base = target(tmp_path / "t")
+    status, document = diagnose(*DEAD[:2], "--engine", "sglang==0.5.8", "--drafter", path, "--target", base)
+    assert status in (1, 3)
+    assert (statuses(document)["DIA401"] == "confirmed") == (name in ("d2t", "lm_head.weight"))
+
+
 def test_another_kind_of_drafter_is_not_judged_by_the_contract(diagnose, tmp_path):
     path = write(tmp_path / "medusa", {"medusa_head.0.0.linear.weight": ("BF16", [64, 64])}, {"hidden_size": 64})
     _, found = diagnose(*DEAD, "--engine", "sglang==0.5.8", "--drafter", path)
@@ -448,6 +605,62 @@ def test_the_cheapest_open_test_comes_next(diagnose, tmp_path):
     _, found = diagnose("--accept-length", "1.00", "--engine", "sglang==0.5.23", "--algorithm", "EAGLE3",
                         "--training-accuracy", "0.745")  # fmt: skip
     assert "--drafter" in found["next_test"]["command"]
+
+
+# What a log's line says.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "graphs"),
+    [
+        ("ServerArgs(device='cpu', disaggregation_ib_device=None, disable_cuda_graph=False)", False),
+        ("{'device': 'cpu', 'disaggregation_ib_device': 'mlx5_0', 'disable_cuda_graph': False}", False),
+        ("ServerArgs(device='cpu', override_args='{\"device\": \"cuda\"}', disable_cuda_graph=False)", False),
+        ("ServerArgs(device='cpu', chat_template=\"{'device': 'cuda'}\", disable_cuda_graph=False)", False),
+        ("ServerArgs(device='cuda', no_disable_cuda_graph=True, disable_cuda_graph=False)", True),
+        ("ServerArgs(device='cuda', disable_cuda_graph_padding=True, disable_cuda_graph=False)", True),
+        ("ServerArgs(draft_device='cuda')", None),
+    ],
+)
+def test_an_argument_is_not_found_within_another(tmp_path, arguments, graphs):
+    log = tmp_path / "server.log"
+    log.write_text(f"node's [2026-11-30 08:00:00] server_args={arguments}\n")
+    found = server_log.read(log)
+    assert (found.graphs and found.graphs.value) == graphs
+
+
+def test_the_method_is_not_another_method(tmp_path):
+    log = tmp_path / "server.log"
+    config = "SpeculativeConfig(sample_method='greedy', method='eagle3', max_num_spec_tokens=9, num_spec_tokens=4)"
+    log.write_text(f"Initializing a V1 LLM engine (v0.32.0) with config: speculative_config={config}, seed=0\n")
+    found = server_log.read(log)
+    assert (found.algorithm.value, found.flag_tokens.value) == ("eagle3", 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "simulated"),
+    [
+        ("SGLANG_SIMULATE_ACC_LEN=2.5", True), ("SIMULATE_ACC_LEN='3'", True), ("SGLANG_SIMULATE_ACC_LEN=0.5", True),
+        ("SGLANG_SIMULATE_ACC_LEN=-1", False), ("SGLANG_SIMULATE_ACC_LEN=0.0", False),
+        ("SGLANG_SIMULATE_ACC_LEN=None", False), ("NO_SIMULATE_ACC_LEN=3", False),
+        ("{'rejection_sample_method': 'synthetic'}", True), ("my_rejection_sample_method='synthetic'", False),
+    ],
+)  # fmt: skip
+def test_what_switches_simulation_on(tmp_path, text, simulated):
+    log = tmp_path / "server.log"
+    log.write_text(f"server_args=ServerArgs(device='cpu')\n{text}\n")
+    assert (server_log.read(log).simulated is not None) == simulated
+
+
+@pytest.mark.parametrize("asked", ["vllm==0.32.0", "vllm==0.32.0+cu129", "vllm"])
+def test_a_local_version_is_its_release(diagnose, tmp_path, asked):
+    log = tmp_path / "server.log"
+    config = "speculative_config=SpeculativeConfig(method='eagle3', num_spec_tokens=4)"
+    log.write_text(f"Initializing a V1 LLM engine (v0.32.0+cu129) with config: {config}\n")
+    _, found = diagnose("--log", log, "--engine", asked, "--drafter", drafter(tmp_path / "d"))
+    assert found["contradictions"] == []
+    assert statuses(found)["DIA201"] == "excluded"
+    assert "vllm==0.32.0" in grounds(found, "DIA201")
 
 
 # Bad input.
@@ -520,6 +733,14 @@ def test_the_text_says_what_the_document_does(capsys, tmp_path):
     assert "EXCLUDED" in out
     assert str(HIDDEN) in out
     assert all(len(line) <= 120 for line in out.splitlines() if "/" not in line)
+
+
+def test_a_name_cannot_write_to_the_terminal(capsys, tmp_path):
+    path = drafter(tmp_path / "d", "layers.0\x1b[2J.")
+    assert cli.main(["diagnose", *DEAD, "--engine", "sglang==0.5.8", "--drafter", str(path)]) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert r"layers.0\x1b[2J." in out
 
 
 @pytest.mark.parametrize("row", ['[DIA1]\ntitle = "x"\n', '[test.a]\nwhat = "x"\n', "[test]\n[DIA1]\ntests = ['b']\n"])
