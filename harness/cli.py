@@ -36,12 +36,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = arguments.call(arguments, rest)
     except UsageError as error:
-        print(f"draftgate: {error}", file=sys.stderr)
+        _complain(error)
         return _USAGE
     except HarnessError as error:
-        print(f"draftgate: {error}", file=sys.stderr)
+        _complain(error)
         return 3
     return status
+
+
+def _complain(error: HarnessError) -> None:
+    from harness.report.text import terminal  # noqa: PLC0415 -- most commands do without it
+
+    print("\n".join(terminal(line) for line in f"draftgate: {error}".split("\n")), file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

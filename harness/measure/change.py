@@ -123,7 +123,8 @@ def acceptance_change(
         (
             *evidence,
             _length(old, new, length, tolerance, fallen),
-            _positions(old, new, positions, tolerance, alpha, fallen),
+            # A drafter that was dead has no position that it could lose.
+            *([] if is_dead(old) else [_positions(old, new, positions, tolerance, alpha, fallen)]),
         ),
         measurements,
     )
@@ -156,11 +157,21 @@ def _comparable(old: AcceptanceRun, new: AcceptanceRun) -> Iterator[Finding]:
             source=f"{old.label}, {new.label}",
             remedy="measure both sides on one prompt set",
         )
-    if is_dead(old):
+    if is_dead(old) and not is_dead(new):
+        yield Finding(
+            "CHG002",
+            Verdict.PASS,
+            "the drafter is dead on the old side, and is not on the new one",
+            expected="no loss",
+            actual=f"accept length {old.totals.accept_length:.3f} on old, {new.totals.accept_length:.3f} on new",
+            n=old.totals.drafts,
+            source=old.source,
+        )
+    elif is_dead(old):
         yield Finding(
             "CHG002",
             Verdict.INVALID,
-            "practically nothing is accepted on the old side, so there is nothing that the new one could lose",
+            "practically nothing is accepted on either side, so there is nothing that the new one could lose",
             expected="a drafter that works on the old version",
             actual=f"accept length {old.totals.accept_length:.3f} on old, {new.totals.accept_length:.3f} on new",
             n=old.totals.drafts,

@@ -29,6 +29,8 @@ class Facts:
 def read(side: Side) -> Facts:
     """Return the counts. Raises EvidenceError if there are none, or a canary was not held against its oracle."""
     found = measured(side, "acceptance")
+    if found.get("broken_off"):
+        raise EvidenceError(f"the whole measurement of acceptance ({found['broken_off']})")
     k = need(side.case, "pair.k", int)
     prompts = {need(row, "name", str): _counts(row, k) for row in need(found, "prompts", list)}
     oracle = None

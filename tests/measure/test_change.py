@@ -118,9 +118,14 @@ def test_a_drafter_that_died_is_called_dead():
 
 
 def test_a_dead_old_side_has_nothing_to_lose():
-    for new in (engine(), engine(scale=0.0)):
-        judgement = acceptance_change(accepted(engine(scale=0.0)), accepted(new))
-        assert red(judgement) == {"CHG002": Verdict.INVALID}
+    judgement = acceptance_change(accepted(engine(scale=0.0)), accepted(engine(scale=0.0)))
+    assert red(judgement) == {"CHG002": Verdict.INVALID}
+
+
+def test_a_drafter_that_the_new_side_brings_to_life_is_no_loss():
+    judgement = acceptance_change(accepted(engine(scale=0.0)), accepted(engine()))
+    assert judgement.verdict is Verdict.PASS
+    assert "CHG002" in {finding.code for finding in judgement.findings}
 
 
 def test_too_few_prompts_decide_nothing():
