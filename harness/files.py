@@ -6,11 +6,12 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["exclusive", "sha256_of", "write_atomically"]
+__all__ = ["exclusive", "new_beside", "sha256_of", "write_atomically"]
 
 
 @contextlib.contextmanager
@@ -32,17 +33,34 @@ def exclusive(lock: Path, *, waiting: Callable[[], None] = lambda: None) -> Iter
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that a reader, or a machine that loses power, sees the old file or the whole new one."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write `text` so that a reader, or a machine that loses power, sees the old file or the whole new one.
+
+    Who may read and write it stays as it was; a new file is as the umask says.
+    """
+    made = new_beside(path)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+        with made.open("w", encoding="utf-8") as handle:
             handle.write(text)
+            with contextlib.suppress(FileNotFoundError):
+                former = stat.S_IMODE(path.stat().st_mode)
+                if former != stat.S_IMODE(os.fstat(handle.fileno()).st_mode):
+                    os.fchmod(handle.fileno(), former)
             handle.flush()
             os.fsync(handle.fileno())
-        Path(temporary).replace(path)
+        made.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
         raise
+
+
+def new_beside(path: Path) -> Path:
+    """Make an empty file in `path`'s folder, hidden and with a name of its own, to become `path` when it is complete.
+
+    The kernel applies the umask, as to any new file; `tempfile` would make one that only its owner may read.
+    """
+    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    made.touch(exist_ok=False)
+    return made
 
 
 def sha256_of(path: Path) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ with exclusive(Path(sys.argv[1])) as held:
 """
 TRY = """
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from harness.files import exclusive
 with exclusive(Path(sys.argv[1]), waiting=lambda: print("waiting", flush=True)):
@@ -66,6 +70,30 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         write_atomically(file, "new \ud800")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.fixture
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Set the umask of this process for one test."""
+    former = os.umask(request.param)
+    yield request.param
+    os.umask(former)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077], indirect=True)
+def test_a_new_file_may_be_read_by_whom_the_umask_lets(tmp_path: Path, umask: int) -> None:
+    write_atomically(tmp_path / "file", "text")
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("umask", [0o022], indirect=True)
+@pytest.mark.parametrize("mode", [0o600, 0o664, 0o444, 0o755])
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path, umask: int, mode: int) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(mode)
+    write_atomically(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
 
 
 def test_sha256(tmp_path: Path) -> None:

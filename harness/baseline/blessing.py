@@ -15,13 +15,16 @@ from harness.baseline.compare import accept_change, speed_change
 from harness.baseline.measured import accept_counts, baseline_of, measurements
 from harness.baseline.model import NEAR_DEAD, Baseline
 from harness.errors import EvidenceError, UsageError
-from harness.files import write_atomically
+from harness.files import exclusive, write_atomically
 from harness.measure.sequential import ALPHA
 from harness.measure.statistics import Bounds
 from harness.report.record import read, record_path
 from harness.verdict import Verdict, some
 
 __all__ = ["Blessing", "Refusal", "bless", "read_run", "refusals_of_run", "write"]
+
+_LOCK = ".lock"
+"""In the folder of the baselines; whoever writes there holds it. It is empty and stays."""
 
 _EQUAL = 1 - 1e-9
 """New over former that is equal, but for rounding."""
@@ -191,7 +194,8 @@ def _against_former(
     path = text.path_of(folder, baseline.case)
     if not path.exists():
         return Blessing(path, made_of, ""), []
-    former, former_text = text.read(path), path.read_text(encoding="utf-8")
+    former_text = text.content(path)
+    former = text.parse(former_text, str(path))
     unlike = baseline.case.differences(former.case) + _lost(former, baseline)
     if unlike:
         refused = [] if replace else [
@@ -254,14 +258,31 @@ def _told(bounds: Bounds) -> str:
     return f"{change:+.1%} ({lower:+.1%} to {upper:+.1%}: {word})"
 
 
-def write(blessings: Sequence[Blessing]) -> None:
-    """Write what is pending, each file whole or not at all. Raises UsageError if the folder cannot be written."""
-    for blessing in blessings:
-        if blessing.pending:
-            try:
-                blessing.path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(blessing.path, blessing.text)
-            except OSError as error:
-                raise UsageError(
-                    f"{blessing.path}: cannot be written: {error.strerror}", remedy="give --baselines another folder"
-                ) from error
+def write(blessings: Sequence[Blessing], folder: Path) -> None:
+    """Write what is pending under `folder`, each file whole or not at all, one process at a time.
+
+    Raises:
+        UsageError: the folder cannot be written, or a file is no longer the former one that was compared with: another
+            process has blessed meanwhile. Then nothing is written.
+
+    """
+    pending = [blessing for blessing in blessings if blessing.pending]
+    if not pending:
+        return
+    path = folder / _LOCK
+    try:
+        with exclusive(path):
+            for blessing in pending:
+                there = text.content(blessing.path) if blessing.path.exists() else ""
+                if there != blessing.former:
+                    raise UsageError(
+                        f"{blessing.path}: another process has written it meanwhile; nothing was written",
+                        remedy="bless again: the run is then compared with what is there now",
+                    )
+            for blessing in pending:
+                path = blessing.path
+                write_atomically(path, blessing.text)
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be written: {error.strerror}", remedy="give --baselines another folder"
+        ) from error

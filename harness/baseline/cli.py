@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if pending and not arguments.yes:
         print(f"draftgate: {len(pending)} not written: give --yes to write", file=sys.stderr)
         return 3
-    blessing.write(pending)
+    blessing.write(pending, arguments.baselines)
     for each in pending:
         print(f"{each.path}: written")
     return 0

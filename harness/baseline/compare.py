@@ -16,7 +16,7 @@ import numpy as np
 import harness
 from harness.baseline import measured, text
 from harness.baseline.model import Acceptance, Baseline, CaseFacts, Throughput
-from harness.errors import EvidenceError
+from harness.errors import EvidenceError, HarnessError
 from harness.measure.acceptance import MIN_PROMPTS, SEED, by_position
 from harness.measure.change import ACCEPTANCE_TOLERANCE
 from harness.measure.endpoint import Counts
@@ -264,14 +264,28 @@ def hold(judgement: Judgement, folder: Path, case: Mapping[str, Any]) -> Judgeme
     """Return a judgement of the acceptance or throughput suite with the findings against the case's baseline added.
 
     `case` is what the record says of it, with the run's machine (`RunFolder.read_case`). Figures that were found
-    INVALID are not compared; other suites are returned as they are. Raises UsageError for a baseline that cannot be
-    read.
+    INVALID are not compared; other suites are returned as they are. A baseline that cannot be read any more, or figures
+    that cannot be held against it, are a finding: what was measured is not lost by it.
     """
     judged: dict[str, Callable[..., Iterator[Finding]]] = {"acceptance": _acceptance, "throughput": _throughput}
     if judgement.suite not in judged or any(each.verdict is Verdict.INVALID for each in judgement.findings):
         return judgement
-    findings = (*judgement.findings, *_against(judgement, folder, case, judged[judgement.suite]))
-    return Judgement(judgement.suite, findings, judgement.measurements)
+    findings = list(judgement.findings)
+    try:
+        findings.extend(_against(judgement, folder, case, judged[judgement.suite]))
+    except (HarnessError, OSError) as error:
+        why, remedy = (error.message, error.remedy) if isinstance(error, HarnessError) else (str(error), "")
+        findings.append(
+            Finding(
+                "BAS003",
+                Verdict.INVALID,
+                f"could not be held against the baseline: {why}",
+                source="--baseline",
+                cause="the folder or a file of it was changed while the run went on, or the figures are incomplete",
+                remedy=remedy or "see that the baselines can be read, and run the suites again",
+            )
+        )
+    return Judgement(judgement.suite, tuple(findings), judgement.measurements)
 
 
 def _against(

@@ -108,13 +108,30 @@ class _Judged(msgspec.Struct):
     judgements: list[_Judgement]
 
 
+class _Device(msgspec.Struct):
+    """What `device_class` asks of a machine; it says itself what is missing."""
+
+    cpu: str = ""
+    cpu_flags: list[str] | None = None
+    cores: int | float | None = None
+    gpus: list[str] | None = None
+    driver: str = ""
+
+
 class _Machine(msgspec.Struct):
     cpu: str
-    cores: int
+    cores: int | float
     memory_bytes: int
     system: str
     gpus: list[str] | None
     driver: str
+
+
+class _Run(msgspec.Struct):
+    run: str
+    draftgate: str
+    finished: str
+    machine: dict[str, Any]
 
 
 def _read(kind: Any, data: Any, where: str) -> Any:
@@ -135,6 +152,7 @@ def case_facts(case: Mapping[str, Any], machine: Mapping[str, Any]) -> CaseFacts
 
     """
     found: _Case = _read(_Case, case, f"case {case.get('id')}")
+    _read(_Device, machine, f"the machine of case {case.get('id')}")
     return CaseFacts(
         pair=found.pair.name,
         engine=found.engine.engine,
@@ -150,10 +168,31 @@ def case_facts(case: Mapping[str, Any], machine: Mapping[str, Any]) -> CaseFacts
     )
 
 
+def _measured_by(record: Mapping[str, Any], case: Mapping[str, Any], run: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the run that measured a case of the run `run`: its name, and its draftgate, times and machine.
+
+    Of a merged run that is the one of those it was made of which the case names: what the merged record says of the
+    machine is only what they have in common. Raises UsageError if the record does not say.
+    """
+    runs: list[_Run] = _read(list[_Run], record.get("merged", []), "merged")
+    if not runs:
+        return run, record
+    for each in runs:
+        if each.run == case.get("run"):
+            return each.run, msgspec.structs.asdict(each)
+    raise UsageError(
+        f"case {case.get('id')}: run is {case.get('run')!r}, and merged has {', '.join(each.run for each in runs)}",
+        remedy="merge the runs again: `draftgate merge OUT RUN...`",
+    )
+
+
 def provenance(record: Mapping[str, Any], case: Mapping[str, Any], run: str) -> Provenance:
-    """Return where the figures of a case come from; `run` is the run's name. Raises UsageError as `case_facts` does."""
+    """Return where the figures of a case come from; `run` and `record` are the run that measured it.
+
+    Raises UsageError as `case_facts` does.
+    """
     found: _Case = _read(_Case, case, f"case {case.get('id')}")
-    machine: _Machine = _read(_Machine, record["machine"], "machine")
+    machine: _Machine = _read(_Machine, record["machine"], f"the machine of case {case.get('id')}")
     launch = found.pair.engines.get(found.engine.engine, _Launch())
     cuda = found.device == "cuda"
     return Provenance(
@@ -215,7 +254,7 @@ def throughput_work(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def baseline_of(record: Mapping[str, Any], case: Mapping[str, Any], run: str) -> Baseline:
-    """Return what one case of a run's record measured, as a baseline.
+    """Return what one case of a run's record measured, as a baseline. `run` is the run's name.
 
     Raises:
         UsageError: the record lacks a key.
@@ -230,10 +269,11 @@ def baseline_of(record: Mapping[str, Any], case: Mapping[str, Any], run: str) ->
             "no acceptance was measured, or on a single prompt", remedy="run the acceptance suite on several prompts"
         )
     found: _Case = _read(_Case, case, f"case {case['id']}")
+    run, origin = _measured_by(record, case, run)
     return Baseline(
         schema=SCHEMA,
-        case=case_facts(case, record["machine"]),
-        provenance=provenance(record, case, run),
+        case=case_facts(case, origin["machine"]),
+        provenance=provenance(origin, case, run),
         acceptance=Acceptance.of(counts, exact=found.pair.canary is not None),
         throughput=None if throughput is None else Throughput.of(log_ratios(throughput), **throughput_work(case)),
     )

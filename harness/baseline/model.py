@@ -36,6 +36,7 @@ _ROUNDING = 1.01e-4
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Share = Annotated[float, msgspec.Meta(gt=0)]
 _Digest = Annotated[str, msgspec.Meta(pattern="^sha256")]
 _LogRatio = Annotated[float, msgspec.Meta(ge=-10, le=10)]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -72,7 +73,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     version: _Text
     python: _Text
     cpu: str
-    cores: _Positive
+    cores: _Positive | _Share
     memory_gib: _Count
     system: str
     gpus: list[str]

@@ -15,7 +15,7 @@ import msgspec
 from harness.baseline.model import SCHEMA, Baseline, CaseFacts
 from harness.errors import UsageError
 
-__all__ = ["parse", "path_of", "read", "read_all", "render"]
+__all__ = ["content", "parse", "path_of", "read", "read_all", "render"]
 
 _HEADER = "# A reference of draftgate, written by `draftgate bless` and not by hand. See docs/baselines.md.\n"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -72,11 +72,15 @@ def read(path: Path) -> Baseline:
             contradicts itself. The message names the file and the key.
 
     """
+    return parse(content(path), str(path))
+
+
+def content(path: Path) -> str:
+    """Return a file's text. Raises UsageError if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}", remedy=_REMEDY) from error
-    return parse(text, str(path))
 
 
 def read_all(folder: Path) -> dict[Path, Baseline]:

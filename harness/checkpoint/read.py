@@ -6,13 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import hashlib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.checkpoint.digest import digest
 from harness.checkpoint.families import Families, Family
 from harness.checkpoint.header import Shard, Tensor, read_header
 from harness.checkpoint.locate import Files, explain_index, json_object, locate
@@ -20,9 +19,6 @@ from harness.checkpoint.strict_json import shorten
 from harness.errors import CheckpointError
 
 __all__ = ["Checkpoint", "read"]
-
-_FULL_DIGEST_LIMIT = 4 << 30
-"""Above this many bytes a digest of all data would cost minutes; headers, sizes and config stand in, and it says so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,22 +64,8 @@ class Checkpoint:
 
     @functools.cached_property
     def digest(self) -> str:
-        """`sha256:...` over config and all data, or `sha256-headers:...` for more than 4 GiB. Reads the files, once."""
-        digest = hashlib.sha256(self.files.config.read_bytes() if self.files.config else b"")
-        if self.size > _FULL_DIGEST_LIMIT:
-            listing = sorted(
-                (name, tensor.shape, tensor.dtype, shard.path.name)
-                for shard in self.shards
-                for name, tensor in shard.tensors.items()
-            )
-            sizes = [(shard.path.name, shard.size) for shard in self.shards]
-            digest.update(json.dumps([listing, sizes]).encode())
-            return f"sha256-headers:{digest.hexdigest()}"
-        for shard in self.shards:
-            with shard.path.open("rb") as handle:
-                while block := handle.read(1 << 22):
-                    digest.update(block)
-        return f"sha256:{digest.hexdigest()}"
+        """The digest of config and data (`harness.checkpoint.digest`). Reads files, once. Raises CheckpointError."""
+        return digest(self.files.config, self.shards)
 
 
 @contextlib.contextmanager

@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import UsageError
 
-__all__ = ["add_parsers", "run_history", "run_merge"]
+if TYPE_CHECKING:
+    from harness.history.store import Concluded, Measured
 
-_Row = TypeVar("_Row")
+__all__ = ["add_parsers", "run_history", "run_merge"]
 
 _FILTERS = ("pair", "engine", "suite")
 
@@ -55,16 +56,16 @@ def add_parsers(commands: Any) -> None:
 def run_history(arguments: argparse.Namespace) -> int:
     """Carry out `draftgate history`. Raises UsageError."""
     from harness.history import facts, show, store, trend  # noqa: PLC0415 -- keeps other commands quick
+    from harness.report.text import one_line  # noqa: PLC0415 -- as above
 
     path = arguments.db or arguments.runs / store.FILE_NAME
     for run in [facts.read(run) for run in arguments.add]:
-        print(f"draftgate: {run.id}: {store.add(path, run)}", file=sys.stderr)
+        print(f"draftgate: {one_line(run.id)}: {store.add(path, run)}", file=sys.stderr)
     kept = store.runs(path)
-    concluded = _filtered(store.concluded(path), arguments)
-    measured = _filtered(store.measured(path), arguments)
+    concluded, measured = _filtered(store.concluded(path), store.measured(path), arguments)
     if arguments.metric is not None:
         wanted = [each for each in measured if arguments.metric in (each.metric, each.metric.partition(".")[0])]
-        _found("--metric", arguments.metric, wanted, (each.metric for each in measured))
+        _found("--metric", arguments.metric, bool(wanted), (each.metric for each in measured))
         concluded, measured = [], wanted
     series, verdicts = trend.series(measured), trend.verdicts(concluded)
     try:
@@ -78,34 +79,39 @@ def run_history(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _filtered(rows: Sequence[_Row], arguments: argparse.Namespace) -> Sequence[_Row]:
+def _filtered(
+    concluded: Sequence[Concluded], measured: Sequence[Measured], arguments: argparse.Namespace
+) -> tuple[Sequence[Concluded], Sequence[Measured]]:
+    """Return what the filters leave of both. It is enough that one is left: a verdict may be without a figure."""
     for name in _FILTERS:
         wanted = getattr(arguments, name)
         if wanted is not None:
-            kept = [row for row in rows if getattr(row, name) == wanted]
-            _found(f"--{name}", wanted, kept, (getattr(row, name) for row in rows))
-            rows = kept
-    return rows
+            there = [getattr(row, name) for row in (*concluded, *measured)]
+            _found(f"--{name}", wanted, wanted in there, there)
+            concluded = [row for row in concluded if getattr(row, name) == wanted]
+            measured = [row for row in measured if getattr(row, name) == wanted]
+    return concluded, measured
 
 
-def _found(flag: str, wanted: str, kept: Sequence[Any], there: Iterable[str]) -> None:
-    if not kept:
-        raise UsageError(
-            f"{flag} {wanted}: no run has it", remedy=f"give one of: {', '.join(sorted({*there})) or 'none'}"
-        )
+def _found(flag: str, wanted: str, found: bool, there: Iterable[str]) -> None:
+    from harness.report.text import one_line  # noqa: PLC0415 -- keeps other commands quick
+
+    if not found:
+        names = ", ".join(one_line(name) for name in sorted({*there}))
+        raise UsageError(f"{flag} {one_line(wanted)}: no run has it", remedy=f"give one of: {names or 'none'}")
 
 
 def run_merge(arguments: argparse.Namespace) -> int:
     """Carry out `draftgate merge`; return the exit status of the merged verdict. Raises UsageError."""
-    from harness.checkpoint.show import printable  # noqa: PLC0415 -- keeps other commands quick
-    from harness.history.merge import merge  # noqa: PLC0415 -- as above
+    from harness.history.merge import merge  # noqa: PLC0415 -- keeps other commands quick
     from harness.report.record import exit_status  # noqa: PLC0415 -- as above
     from harness.report.table import print_table  # noqa: PLC0415 -- as above
+    from harness.report.text import one_line  # noqa: PLC0415 -- as above
     from harness.verdict import Verdict  # noqa: PLC0415 -- as above
 
     merged = merge(arguments.out, arguments.run)
     print_table(merged.record, sys.stdout)
     for note in merged.notes:
-        print(f"note: {printable(note)}")
-    print(f"record: {merged.run.path / 'record.json'}")
+        print(f"note: {one_line(note)}")
+    print(f"record: {one_line(str(merged.run.path / 'record.json'))}")
     return exit_status(Verdict(merged.record["verdict"]))

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import msgspec
 
 from harness.errors import UsageError
-from harness.files import write_atomically
+from harness.files import sha256_of, write_atomically
 from harness.history.facts import decode, load
 from harness.report.record import RunFolder, record_path
 from harness.verdict import Verdict, worst
@@ -48,6 +48,7 @@ class _Judgement(msgspec.Struct, frozen=True):
 
 class _Engine(msgspec.Struct, frozen=True):
     version: str
+    lock: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")] = ""
 
 
 class _Case(msgspec.Struct, frozen=True):
@@ -227,6 +228,7 @@ def _write(out: RunFolder, shards: Sequence[_Shard], chosen: Mapping[str, tuple[
         source = shard.folder / "cases" / name
         if source.is_dir():
             shutil.copytree(source, out.case(name), ignore=_not_plain, dirs_exist_ok=True)
+            notes += _lock(out, shard, name)
         else:
             notes.append(f"{name}: {shard.folder} has the record only, so no logs and no evidence files came along")
         shutil.rmtree(out.case(name) / "judgements", ignore_errors=True)
@@ -238,6 +240,20 @@ def _write(out: RunFolder, shards: Sequence[_Shard], chosen: Mapping[str, tuple[
         for judgement in case["judgements"]:
             write_atomically(folder / f"{judgement['test']}.json", json.dumps(judgement, indent=1) + "\n")
     return notes
+
+
+def _lock(out: RunFolder, shard: _Shard, name: str) -> list[str]:
+    """Copy the lock of a case's engine environment; return why it did not come along, if it did not."""
+    engine = next(case.engine for case in shard.record.cases if case.id == name)
+    if engine is None or not engine.lock:
+        return []
+    lock = shard.folder / "locks" / f"{engine.lock[:12]}.txt"
+    if lock.is_symlink() or not lock.is_file() or sha256_of(lock) != engine.lock:
+        return [f"{name}: {lock} is not the lock that the record names, so it did not come along"]
+    copy = out.path / "locks" / lock.name
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copyfile(lock, copy)
+    return []
 
 
 def _provenance(shards: Iterable[_Shard]) -> list[dict[str, Any]]:

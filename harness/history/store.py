@@ -12,12 +12,12 @@ import contextlib
 import dataclasses
 import os
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
+from harness.files import new_beside
 from harness.history import facts
 
 __all__ = ["FILE_NAME", "Concluded", "HistoryError", "Measured", "add", "concluded", "measured", "remember", "runs"]
@@ -132,17 +132,28 @@ def add(path: Path, run: facts.Run) -> str:
 
     Raises:
         HistoryError: the file is of a later draftgate, damaged, no history, or held by another writer for `BUSY_S`;
-            or another run has this run's id.
+            another run has this run's id; or the history has more of this run than an incomplete record does.
 
     """
     with _opened(path, create=True) as connection, _transaction(connection):
-        row = connection.execute("SELECT digest, started FROM runs WHERE id = ?", (run.id,)).fetchone()
+        row = connection.execute(
+            "SELECT digest, started, complete, (SELECT count(*) FROM cases JOIN suites ON suites.case_id = cases.id "
+            "WHERE cases.run = runs.id) FROM runs WHERE id = ?",
+            (run.id,),
+        ).fetchone()
         if row and row[0] == run.digest:
             return "unchanged"
         if row and row[1] != run.started:
             raise HistoryError(
                 f"{path}: has another run {run.id!r}, started {row[1]}, not {run.started}",
                 remedy="rename the folder of the run that is to be added",
+            )
+        judged = sum(len(case.suites) for case in run.cases)
+        if row and not run.complete and (row[2] or row[3] > judged):
+            raise HistoryError(
+                f"{path}: has more of run {run.id!r} than this record, which was written before the run ended: "
+                f"{row[3]} judged suites, not {judged}",
+                remedy="add the record from the folder in which the run ended",
             )
         connection.execute("DELETE FROM runs WHERE id = ?", (run.id,))
         _insert(connection, run)
@@ -257,9 +268,7 @@ def _pragma(connection: sqlite3.Connection, name: str) -> int:
 
 def _create(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(descriptor)
-    made = Path(name)
+    made = new_beside(path)
     try:
         with contextlib.closing(_connect(made)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")

@@ -7,104 +7,24 @@ The schema is described in docs/record.md.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import datetime as dt
 import enum
 import json
-import os
-import platform
 import secrets
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import harness
-from harness.errors import EvidenceError, UsageError
+from harness.errors import UsageError
 from harness.files import write_atomically
+from harness.report.device import device_class, machine
 from harness.verdict import Judgement, Verdict, worst
 
 __all__ = ["SCHEMA", "RunFolder", "device_class", "exit_status", "machine", "read"]
 
 SCHEMA = 1
-
-
-_ISA = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
-"""The processor flags that choose an engine's CPU kernels, as /proc/cpuinfo spells them on x86-64 and arm64."""
-
-
-def machine() -> dict[str, Any]:
-    """Return what the figures depend on: processor, cores, memory, system, the GPUs that are visible, their driver.
-
-    `cpu_flags` and `gpus` are None where they cannot be known, and `driver` then says "unknown" and why.
-    """
-    model, flags = platform.processor(), None
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        rows = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines)]
-        model = next((value for name, value in rows if name == "model name"), model)
-        found = next((value.split() for name, value in rows if name in ("flags", "Features")), None)
-        flags = None if found is None else [name for name in _ISA if name in found]
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except OSError:
-        memory = 0
-    gpus, driver = _gpus()
-    return {
-        "cpu": model,
-        "cpu_flags": flags,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": memory,
-        "gpus": gpus,
-        "driver": driver,
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
-
-
-def _gpus() -> tuple[list[str] | None, str]:
-    """Return the names of the GPUs that CUDA_VISIBLE_DEVICES leaves, and the driver; None and why if unknown."""
-    query = ["nvidia-smi", "--query-gpu=index,uuid,driver_version,name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60)
-        rows = [line.split(", ", 3) for line in done.stdout.splitlines() if line.strip()]
-        gpus = {(index, uuid): name for index, uuid, _, name in rows}
-        driver = rows[0][2]
-    except FileNotFoundError:
-        return None, "unknown: there is no nvidia-smi"
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        return None, f"unknown: nvidia-smi: {error!r}"
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return list(gpus.values()), driver
-    chosen: list[str] = []
-    for asked in filter(None, (word.strip() for word in visible.split(","))):
-        # An UUID may be shortened, as CUDA allows.
-        names = [name for (index, uuid), name in gpus.items() if asked == index or uuid.startswith(asked)]
-        if len(names) != 1:
-            return None, f"unknown: CUDA_VISIBLE_DEVICES={visible}, and nvidia-smi lists no such GPU"
-        chosen += names
-    return chosen, driver
-
-
-def device_class(machine: Mapping[str, Any], device: str) -> str:
-    """Return what must be alike for two figures to be compared: processor, cores and kernels' flags, or the GPUs.
-
-    `machine` is a record's, `device` "cpu" or "cuda". Raises EvidenceError where the machine does not say.
-    """
-    if device == "cuda":
-        if not machine.get("gpus"):
-            raise EvidenceError(
-                f"the GPU is unknown ({machine.get('driver', 'an older record')})",
-                remedy="make nvidia-smi available where the run is started, and run again",
-            )
-        counts = collections.Counter(machine["gpus"])
-        return "cuda: " + ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
-    if not machine.get("cpu") or machine.get("cpu_flags") is None:
-        raise EvidenceError(
-            "the processor or its flags are unknown (no /proc/cpuinfo, or an older record)", remedy="run again"
-        )
-    return f"cpu: {machine['cpu']}, {machine['cores']} cores, {' '.join(machine['cpu_flags']) or 'no vector flags'}"
 
 
 def exit_status(verdict: Verdict) -> int:
@@ -181,8 +101,8 @@ class RunFolder:
         path = self.path / "run.json"
         _write(path, _read(path) | facts)
 
-    def write_case(self, case_id: str, **facts: Any) -> None:
-        """Add facts about a case. Only the one process that runs the case writes them."""
+    def write_case(self, case_id: str, /, **facts: Any) -> None:
+        """Add facts about a case, of whatever names. Only the one process that runs the case writes them."""
         path = self.case(case_id) / "case.json"
         _write(path, _read(path) | facts)
 

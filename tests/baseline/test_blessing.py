@@ -1,12 +1,16 @@
 """`draftgate bless`: what it refuses, what it shows, what it writes."""
 
 import copy
+import fcntl
+import json
 from pathlib import Path
 
 import pytest
 
 from harness import cli, files
-from harness.baseline import text
+from harness.baseline import blessing, text
+from harness.errors import UsageError
+from harness.history.merge import merge
 from tests.baseline import records
 
 RATES = [0.5, 0.55, 0.6, 0.65, 0.7, 0.75] * 3
@@ -30,7 +34,7 @@ def bless(tmp_path, capsys):
 
 @pytest.fixture
 def stored(tmp_path):
-    return lambda: {path.name: path.read_bytes() for path in sorted((tmp_path / "baselines").glob("*"))}
+    return lambda: {path.name: path.read_bytes() for path in sorted((tmp_path / "baselines").glob("*.toml"))}
 
 
 def good(counts=COUNTS, speeds=SPEEDS, **changes):
@@ -125,7 +129,7 @@ def without_acceptance():
         (good(not_selected={"other": ["weights"]}), "other: refused"),
         (good(never_judged={"pair-vllm-v1": ["weights"]}), "left no judgement: weights"),
         (good({name: [100, 14, 0, 0, 0] for name in COUNTS}), "accept length 1.140 is below 1.15"),
-        (without_a_processor(), "the processor or its flags are unknown"),
+        (without_a_processor(), "the processor, its flags or its cores are unknown"),
         (on_an_unknown_gpu(), "the GPU is unknown (unknown: there is no nvidia-smi)"),
         (good({**COUNTS, "p00": [20, 3, 4, 0, 0]}), "acceptance.counts.p00 rises"),
         (without_acceptance(), "no acceptance was measured"),
@@ -285,6 +289,101 @@ def test_a_write_that_fails_leaves_the_former_file_whole(bless, stored, monkeypa
     status, printed = bless(good(WORSE), "--yes", name="run-2")
     assert (status, stored()) == (2, before)
     assert "No space left" in printed
+
+
+def blessings(tmp_path, made, name):
+    written, refused = blessing.bless(name, made, tmp_path / "baselines", replace=False, ratchet=True)
+    assert refused == []
+    return written
+
+
+@pytest.mark.parametrize("there_before", [True, False])
+def test_of_two_who_bless_at_once_the_second_is_refused(bless, stored, tmp_path, there_before):
+    if there_before:
+        bless(good(speeds=slower(0.02)), "--yes")
+    better, best = (blessings(tmp_path, good(speeds=slower(share)), f"run-{share}") for share in (0.01, 0.0))
+    blessing.write(best, tmp_path / "baselines")
+    before = stored()
+    with pytest.raises(UsageError, match="meanwhile"):
+        blessing.write(better, tmp_path / "baselines")
+    assert stored() == before
+    assert b"run-0.0" in next(iter(before.values()))
+    # What is refused is the sequence, not the run: held against what is there now, the ratchet decides.
+    (again,) = blessings(tmp_path, good(speeds=slower(0.01)), "run-0.01")
+    assert "the former reference stands" in again.kept
+
+
+def test_nobody_else_writes_between_the_last_look_and_the_writing(bless, stored, tmp_path, monkeypatch):
+    busy = []
+
+    def write(path, text):
+        with (tmp_path / "baselines" / ".lock").open("a") as handle, pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        busy.append(path)
+
+    monkeypatch.setattr(blessing, "write_atomically", write)
+    assert bless(good(), "--yes")[0] == 0
+    assert len(busy) == 1
+
+
+def merged(tmp_path, *machines):
+    """Merge two shards that ran on two machines, and return the record."""
+    runs = []
+    for number, machine in enumerate(machines):
+        case = records.case(COUNTS, SPEEDS, name=f"pair{number}")
+        for judgement in case["judgements"]:
+            judgement["test"] = f"test_{judgement['suite']}"
+        made = records.record(
+            case, machine=records.MACHINE | machine, draftgate=f"0.{number}", finished=f"2026-11-30T1{number}:00:00Z"
+        )
+        runs.append(records.write(tmp_path / "shards" / f"shard-{number}", made))
+    return merge(tmp_path / "merged", runs)
+
+
+def test_a_merged_run_is_blessed_as_the_runs_that_measured(bless, stored, tmp_path, capsys):
+    folder = merged(tmp_path, {}, {"cores": 4, "memory_bytes": 2**34, "system": "Linux 7"}).run.path
+    assert cli.main(["bless", str(folder), "--baselines", str(tmp_path / "baselines"), "--yes"]) == 0
+    kept = [text.read(path) for path in sorted((tmp_path / "baselines").glob("*.toml"))]
+    assert [each.case.device for each in kept] == [
+        "cpu: Processor 9000, 8 cores, avx2 avx512f", "cpu: Processor 9000, 4 cores, avx2 avx512f",
+    ]  # fmt: skip
+    assert [(each.provenance.run, each.provenance.draftgate, each.provenance.finished) for each in kept] == [
+        ("shard-0", "0.0", "2026-11-30T10:00:00Z"), ("shard-1", "0.1", "2026-11-30T11:00:00Z"),
+    ]  # fmt: skip
+    assert [(each.provenance.cores, each.provenance.memory_gib, each.provenance.system) for each in kept] == [
+        (8, 32, "Linux 6"), (4, 16, "Linux 7"),
+    ]  # fmt: skip
+    from_merged = stored()
+    for number in range(2):
+        shard = tmp_path / "shards" / f"shard-{number}"
+        assert cli.main(["bless", str(shard), "--baselines", str(tmp_path / "baselines"), "--yes"]) == 0
+    assert stored() == from_merged, "the shards alone give the same bytes"
+
+
+def test_a_merged_case_of_a_run_that_the_record_does_not_name_is_bad_input(bless, stored, tmp_path):
+    made = dict(merged(tmp_path, {}, {}).record)
+    made["cases"] = [case | {"run": "another"} for case in made["cases"]]
+    status, printed = bless(json.loads(json.dumps(made)), "--yes")
+    assert (status, stored()) == (2, {})
+    assert "run is 'another', and merged has shard-0, shard-1" in printed
+
+
+def test_cores_of_a_quota_are_written_and_read_back(bless, tmp_path):
+    made = good(machine=records.MACHINE | {"cores": 1.5})
+    for _ in range(2):
+        assert bless(made, "--yes")[0] == 0
+    (path,) = (tmp_path / "baselines").glob("*.toml")
+    assert text.read(path).provenance.cores == 1.5
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [({"cores": None}, 1, "its cores are unknown"), ({"cpu_flags": 5}, 2, "cpu_flags"), ({"cores": "8"}, 2, "cores")],
+)
+def test_a_machine_of_another_shape_is_named(bless, stored, change, status, words):
+    assert bless(good(machine=records.MACHINE | change), "--yes")[0] == status
+    assert words in bless(good(machine=records.MACHINE | change), "--yes")[1]
+    assert stored() == {}
 
 
 def test_a_former_file_that_cannot_be_read_is_not_overwritten(bless, stored, tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -266,6 +267,49 @@ def test_a_file_that_was_renamed_is_seen_through(folder):
     finding = held(folder, "acceptance", change=rename)["BAS002"]
     assert finding.verdict is Verdict.INVALID
     assert "pair pair -> another" in finding.summary
+
+
+def gone(folder):
+    shutil.rmtree(folder)
+
+
+def edited(folder):
+    (path,) = folder.glob("*.toml")
+    path.write_text(path.read_text().replace("n = 18", "n = 19"))
+
+
+def not_text(folder):
+    (path,) = folder.glob("*.toml")
+    path.write_bytes(b"\xff")
+
+
+def another_that_is_none(folder):
+    (path,) = folder.glob("*.toml")
+    path.rename(folder / "other.toml")
+    (folder / "broken.toml").write_text("schema = 1")
+
+
+@pytest.mark.parametrize("fault", [gone, edited, not_text, another_that_is_none])
+@pytest.mark.parametrize("suite", ["acceptance", "throughput"])
+def test_a_baseline_that_changes_while_a_run_goes_on_costs_no_measurement(folder, suite, fault):
+    fault(folder)
+    made = records.record(records.case(COUNTS, SPEEDS))
+    case = {**made["cases"][0], "machine": made["machine"]}
+    measured = {"acceptance": records.acceptance(COUNTS), "throughput": records.throughput(SPEEDS)}[suite]
+    before = Judgement(suite, (Finding("ACC030", Verdict.FAIL, "as ever"),), measured)
+    judgement = compare.hold(before, folder, case)
+    assert judgement.measurements == measured
+    first, finding = judgement.findings
+    assert first == before.findings[0]
+    assert (finding.code, finding.verdict) == ("BAS003", Verdict.INVALID)
+    assert finding.remedy
+
+
+def test_figures_that_are_incomplete_cost_no_measurement(folder):
+    def lose(made):
+        del made["machine"]["memory_bytes"]
+
+    assert "memory_bytes" in held(folder, "acceptance", change=lose)["BAS003"].summary
 
 
 def test_every_code_is_documented_and_produced_here():

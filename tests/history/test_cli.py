@@ -1,6 +1,7 @@
 """`draftgate history` and `draftgate merge` as they are typed."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -81,6 +82,37 @@ def test_what_no_run_has_is_no_empty_table(runs, capsys, flag, value, known):
     assert known in err
 
 
+@pytest.fixture
+def without_figures(runs):
+    """Two runs more, of which there are verdicts and no figures."""
+    weights = make(runs / "r8", {"c": (case_facts(), [judged("weights", "FAIL", "WGT003")])})
+    invalid = make(runs / "r9", {"c": (case_facts(pair="q"), [accepted(10, 10, [10], "INVALID")])})
+    for run in (weights, invalid):
+        store.add(runs / store.FILE_NAME, facts.read(run))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("filters", "words"),
+    [
+        (("--suite", "weights"), "FAIL at 0.30.0 WGT003"),
+        (("--pair", "q"), "INVALID at 0.30.0"),
+        (("--pair", "q", "--suite", "acceptance", "--engine", "vllm"), "INVALID at 0.30.0"),
+    ],
+)
+def test_verdicts_without_a_figure_are_shown(without_figures, capsys, filters, words):
+    assert call("history", "--runs", without_figures, *filters) == 0
+    assert words in capsys.readouterr().out
+    assert call("history", "--runs", without_figures, "--json", *filters) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (len(document["verdicts"]), document["figures"]) == (1, [])
+
+
+def test_filters_that_no_run_has_together_are_an_error(without_figures, capsys):
+    assert call("history", "--runs", without_figures, "--pair", "q", "--suite", "weights") == 2
+    assert "give one of: acceptance\n" in capsys.readouterr().err
+
+
 def test_no_history(tmp_path, capsys):
     assert call("history", "--runs", tmp_path) == 2
     assert str(tmp_path / "history.sqlite") in capsys.readouterr().err
@@ -98,6 +130,20 @@ def test_hostile_names_cannot_colour_or_move(tmp_path, capsys):
     out = capsys.readouterr().out
     assert r"[bold]x[/]\x1b[2J\ny" in out
     assert "\x1b" not in out
+
+
+def test_hostile_names_in_what_is_not_the_table_cannot_colour_or_move(tmp_path, capsys):
+    name = "x\x1b[2J\ny"
+    runs = [make(tmp_path / f"{number}{name}", {f"c{number}": (case_facts(pair=name), [judged("weights")])})
+            for number in range(2)]  # fmt: skip
+    shutil.rmtree(runs[0] / "cases")
+    assert call("merge", tmp_path / f"out{name}", *runs) == 0
+    assert call("history", "--runs", tmp_path, "--add", runs[0]) == 0
+    assert call("history", "--runs", tmp_path, "--pair", name + name) == 2
+    printed = "".join(capsys.readouterr())
+    assert "record only" in printed
+    assert "\x1b" not in printed
+    assert not [line for line in printed.splitlines() if line.startswith("y")]
 
 
 def test_a_bar_for_each_value():

@@ -1,5 +1,6 @@
 """Joining records: what is united, what is refused, and that nothing is hidden or lost."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -186,6 +187,61 @@ def test_a_record_without_its_files_is_noted(tmp_path):
     merged = merge(tmp_path / "out", runs)
     assert merged.record["verdict"] == "PASS"
     assert "s2 has the record only" in merged.notes[0]
+
+
+def locked(root, name, case, text="vllm==0.32.0 --hash=sha256:0\r\n"):
+    """Write a shard whose engine's environment was locked."""
+    lock = hashlib.sha256(text.encode()).hexdigest()
+    engine = {"engine": "vllm", "version": "0.32.0", "lock": lock}
+    run = make(root / name, {case: (case_facts(pair=case) | {"engine": engine}, [judged("weights")])})
+    (run / "locks").mkdir()
+    (run / "locks" / f"{lock[:12]}.txt").write_bytes(text.encode())
+    return run, lock
+
+
+def test_locks_come_along(tmp_path):
+    (first, lock), (second, _), (third, other) = (
+        locked(tmp_path, "s1", "a"), locked(tmp_path, "s2", "b"), locked(tmp_path, "s3", "c", "vllm==0.33.0\n"),
+    )  # fmt: skip
+    merged = merge(tmp_path / "out", [first, second, third])
+    assert merged.notes == ()
+    kept = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "out" / "locks").iterdir()}
+    assert kept == {f"{lock[:12]}.txt": lock, f"{other[:12]}.txt": other}
+    assert {case["engine"]["lock"] for case in merged.record["cases"]} == {lock, other}
+
+
+@pytest.mark.parametrize("fault", ["gone", "changed", "a link", "a pipe"])
+def test_a_lock_that_is_not_the_one_is_noted_and_stays(tmp_path, fault):
+    run, lock = locked(tmp_path, "s1", "a")
+    path = run / "locks" / f"{lock[:12]}.txt"
+    path.rename(tmp_path / "moved")
+    if fault == "changed":
+        path.write_text("vllm==6.6.6\n")
+    elif fault == "a link":
+        path.symlink_to(tmp_path / "moved")
+    elif fault == "a pipe":
+        os.mkfifo(path)
+    (note,) = merge(tmp_path / "out", [run]).notes
+    assert f"{lock[:12]}.txt is not the lock" in note
+    assert not (tmp_path / "out" / "locks").exists()
+
+
+def test_a_lock_that_is_no_digest_is_refused_by_name(tmp_path):
+    run, _ = locked(tmp_path, "s1", "a")
+    cases = json.loads((run / "record.json").read_text())["cases"]
+    cases[0]["engine"]["lock"] = "../../secret"
+    edit(run, cases=cases)
+    with pytest.raises(UsageError, match=r"engine\.lock"):
+        merge(tmp_path / "out", [run])
+
+
+def test_a_key_of_a_case_may_have_any_name(tmp_path):
+    odd = {"case_id": "x", "self": 1, "name": "y", "path": "z", "facts": None}
+    run = make(tmp_path / "s1", {"a": (case_facts(), [judged("weights")])})
+    cases = json.loads((run / "record.json").read_text())["cases"]
+    edit(run, cases=[cases[0] | odd])
+    (case,) = merge(tmp_path / "out", [run]).record["cases"]
+    assert {key: case[key] for key in odd} == odd
 
 
 def test_links_do_not_come_along(tmp_path):

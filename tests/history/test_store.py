@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,31 @@ def test_another_run_of_the_same_name_is_refused(tmp_path, path):
     with pytest.raises(HistoryError, match="another run 'r1'"):
         add(path, one(tmp_path / "elsewhere", "r1", 2.0, started="2026-12-01T00:00:00Z"))
     assert lengths(path) == {"r1": 3.0}
+
+
+def test_an_older_copy_does_not_replace_what_is_known(tmp_path, path):
+    two = [accepted(10, 20, [10, 10]), judged("weights")]
+    for name, complete in (("ended", True), ("killed", False)):
+        first = make(tmp_path / "copy" / name, {"a": (case_facts(), two[:1])}, complete=False)
+        last = make(tmp_path / name, {"a": (case_facts(), two)}, complete=complete)
+        assert add(path, first) == "added"
+        assert add(path, last) == "updated"
+        before = store.concluded(path)
+        with pytest.raises(HistoryError, match=f"has more of run '{name}'") as caught:
+            add(path, first)
+        assert caught.value.remedy
+        assert store.concluded(path) == before
+    equal = make(tmp_path / "copy" / "ended", {"a": (case_facts(), two)}, complete=False)
+    with pytest.raises(HistoryError, match="before the run ended"):
+        add(path, equal)
+    assert lengths(path) == {"ended": 3.0, "killed": 3.0}
+
+
+def test_the_file_may_be_read_by_whom_the_umask_lets(tmp_path, path, request):
+    former = os.umask(0o002)
+    request.addfinalizer(lambda: os.umask(former))
+    add(path, one(tmp_path, "r1"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o664
 
 
 def test_a_writer_killed_in_a_transaction(tmp_path, path):

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from harness.errors import EvidenceError
 from harness.report import record, table
 from harness.verdict import Finding, Judgement, Verdict
 from tests.report.hostile import PAYLOADS, poisoned
@@ -162,64 +161,6 @@ def test_what_does_not_count_is_told_last_and_says_so():
     assert "FAIL [WGT003]" in first
     assert "-0.28.0-" in last
     assert "FAIL (of the old release, not counted) [ACC020]" in last
-
-
-def test_machine():
-    assert record.machine()["cores"] >= 1
-
-
-MACHINE = {"cpu": "P", "cpu_flags": ["avx2"], "cores": 2, "gpus": ["H200", "H200"], "driver": "570.1"}
-
-
-def test_device_class():
-    assert record.device_class(MACHINE, "cpu") == "cpu: P, 2 cores, avx2"
-    assert record.device_class(MACHINE, "cuda") == "cuda: 2 x H200"
-
-
-@pytest.mark.parametrize(
-    ("change", "device"),
-    [({"gpus": None}, "cuda"), ({"gpus": []}, "cuda"), ({"cpu_flags": None}, "cpu"), ({"cpu": ""}, "cpu")],
-)
-def test_what_is_unknown_is_no_device_class(change, device):
-    with pytest.raises(EvidenceError, match="unknown"):
-        record.device_class(MACHINE | change, device)
-
-
-@pytest.mark.parametrize(
-    ("visible", "gpus"),
-    [
-        (None, ["NVIDIA H200", "NVIDIA A, B"]),
-        ("1", ["NVIDIA A, B"]),
-        ("GPU-aa", ["NVIDIA H200"]),
-        ("1,0", ["NVIDIA A, B", "NVIDIA H200"]),
-        ("", []),
-        ("7", None),
-        ("MIG-cc", None),
-    ],
-)
-def test_the_gpus_are_those_that_are_visible(tmp_path, monkeypatch, visible, gpus):
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '0, GPU-aa11, 570.1, NVIDIA H200'\necho '1, GPU-bb22, 570.1, NVIDIA A, B'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    made = record.machine()
-    assert made["gpus"] == gpus
-    assert made["driver"] == "570.1" if gpus is not None else made["driver"].startswith("unknown: ")
-
-
-@pytest.mark.parametrize("script", [None, "exit 9", "echo 'No devices were found'", "true"])
-def test_a_machine_that_does_not_tell_its_gpus_says_so(tmp_path, monkeypatch, script):
-    if script:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    made = record.machine()
-    assert made["gpus"] is None
-    assert made["driver"].startswith("unknown: ")
 
 
 def test_the_lock_of_an_environment_is_kept_by_its_digest(tmp_path):
