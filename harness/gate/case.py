@@ -95,8 +95,8 @@ def _check(pair: Pair, found: Checkpoints) -> None:
     if fc is not None and isinstance(hidden, int) and (not fc.shape or fc.shape[-1] % hidden):
         width = fc.shape[-1] if fc.shape else 1
         raise CheckpointError(
-            f"{found.drafter.folder}: fc.weight {list(fc.shape)} takes {width}, no multiple of the target's hidden size "
-            f"{hidden} ({found.target.folder}/config.json)",
+            f"{found.drafter.folder}: fc.weight {list(fc.shape)} takes {width}, no multiple of the target's hidden "
+            f"size {hidden} ({found.target.folder}/config.json)",
             remedy="use the drafter that was trained for this target",
         )
     if misfit := pair.expect.misfit(hidden):

@@ -152,9 +152,10 @@ def _partners(name: str, counts: Mapping[str, int]) -> Iterator[Finding]:
 def _cases(record: Mapping[str, Any]) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
     found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     # A case of a merged run was measured where its own run was.
-    machines = {entry.get("run"): entry.get("machine") for entry in record.get("merged") or ()}
+    merged = [entry for entry in record.get("merged") or () if isinstance(entry, Mapping)]
+    machines = {str(entry.get("run")): entry.get("machine") for entry in merged}
     for case in record.get("cases") or ():
-        with_machine = {"machine": machines.get(case.get("run")) or record.get("machine"), **case}
+        with_machine = {"machine": machines.get(str(case.get("run"))) or record.get("machine"), **case}
         names = []
         for path in ("pair.name", "engine.engine", "runner_asked", "device"):
             try:

@@ -7,7 +7,7 @@ import pytest
 
 from harness.upgrade.compare import compare, compare_records
 from harness.verdict import Verdict
-from tests.upgrade.records import FINDING, case, judged, measured
+from tests.upgrade.records import FINDING, case, judged, measured, record
 
 SPEC = "small-vllm-v1-spec"
 
@@ -545,9 +545,9 @@ def test_records_are_matched_by_pair_engine_runner_and_device(old, new):
 
 
 def test_runs_that_have_two_sides_themselves_are_matched_side_by_side(old, new):
-    for record in (old, new):
-        record["cases"].append(copy.deepcopy(record["cases"][0]))
-        for item, side in zip(record["cases"], ("old", "new"), strict=True):
+    for each in (old, new):
+        each["cases"].append(copy.deepcopy(each["cases"][0]))
+        for item, side in zip(each["cases"], ("old", "new"), strict=True):
             item.update(id=f"small-vllm-v1-{side}", side=side)
     judgements = compare_records(old, new)
     assert {name: each.verdict for name, each in judgements.items()} == {
@@ -737,3 +737,16 @@ def test_what_an_invalid_run_says_of_figures_is_no_comparison(understood):
     judgement = compare(*understood)
     assert judgement.verdict is Verdict.INVALID
     assert "measurements of the suite metrics" in judgement.as_text()
+
+
+def test_a_case_of_a_merged_run_is_compared_as_of_the_machine_that_measured_it(tmp_path):
+    whole = record(tmp_path)
+    merged = copy.deepcopy(whole)
+    merged["merged"] = [{"run": "shard", "machine": merged["machine"]}, {"run": "other", "machine": None}, "?"]
+    merged["machine"] = {"system": "Linux"}
+    merged["cases"][0]["run"] = "shard"
+    [judgement] = compare_records(whole, merged).values()
+    assert judgement.verdict is Verdict.PASS
+    merged["cases"][0]["run"] = "another"
+    [judgement] = compare_records(whole, merged).values()
+    assert judgement.verdict is Verdict.INVALID
