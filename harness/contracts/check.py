@@ -6,18 +6,20 @@ import collections
 import dataclasses
 import functools
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from packaging.version import Version
 
 from harness.canary.dialects import DIALECTS
 from harness.canary.faults import NOT_LOADED
 from harness.checkpoint.findings import Severity
 from harness.checkpoint.read import Checkpoint
-from harness.checkpoint.recognise import Recognition, recognise
-from harness.contracts import shapes
-from harness.contracts.config import IDS, effective, settings
-from harness.contracts.embedding import EMBEDDING, differs, embeddings, gives_way
-from harness.contracts.model import Condition, Contract, Fate, Parameter, numbered, split
+from harness.checkpoint.recognise import AuxLayers, Recognition, recognise
+from harness.contracts import capture, shapes
+from harness.contracts.config import BODY, IDS, aux_ids_are, effective, settings, unspelled_rope
+from harness.contracts.embedding import EMBEDDING, HEAD, differs, embeddings, gives_way, lends_head
+from harness.contracts.model import NAMELESS, Condition, Contract, Fate, Parameter, numbered, split
 from harness.contracts.trials import NATIVE
 from harness.verdict import Verdict, some, worst
 
@@ -54,6 +56,14 @@ CODES: Mapping[str, str] = {
 
 _INVALID = ("CHK001", "CHK002", "CHK003", "CHK504")
 """Codes that say that something is not known. Not to know is never a pass."""
+
+_TRIED = "llama"
+"""The `model_type` of every drafter that releases were tried with."""
+_QUANTISED = "hf_quant_config.json"
+"""Where ModelOpt says how it quantised, if not in the config; both engines look for it."""
+
+_PLACES = {IDS: "top-level", f"eagle_config.{IDS}": "nested"}
+"""Config key -> how contracts call the place."""
 
 _IGNORED = {**NOT_LOADED, "self_attn.rotary_emb.inv_freq": "computed from the config; old exports store it"}
 """Names that need not be loaded, with the reason."""
@@ -122,16 +132,16 @@ def check(
     """
     about, _ = recognise(drafter)
     where = str(drafter.files.config or drafter.folder)
-    if about.method not in ("eagle3", "p-eagle"):
-        summary = f"this is no EAGLE-3 drafter but {about.method}; contracts speak of EAGLE-3 drafters only"
-        return Report(contract.release, (Finding("CHK002", Severity.ERROR, where, summary),))
     case = _Case(drafter, target, contract, about, where, effective(drafter.config))
-    fates = {key: contract.fate(key, case.conditions) for key in drafter.tensors}
-    filled = case.filled(fates)
+    if foreign := [*case.foreign()]:
+        # Of such a drafter nothing else that the contract says is known to hold.
+        return Report(contract.release, tuple(foreign))
+    fates = case.fates
+    filled = case.filled
     findings = [
         *case.route(),
-        *case.keys(fates),
-        *case.parameters(filled),
+        *case.keys(),
+        *case.parameters(),
         *(() if other_embedding is False else case.embedding(other=other_embedding)),
         *case.settings(),
         *case.layer_ids(),
@@ -182,6 +192,52 @@ class _Case:
         engine, version = self.contract.engine, self.contract.version
         return f"draftgate convert {path} {path}-{engine} --to {engine} --engine-version {version}"
 
+    def foreign(self) -> Iterator[Finding]:
+        """Yield what makes the drafter one that the contract does not speak of."""
+        config, names = self.drafter.config, self.about.architectures
+        kind = config.get("speculators_model_type", "eagle3")
+        parallel = self.about.method == "p-eagle" or any("peagle" in name.lower() for name in names)
+        parallel |= any(split(key)[2] == "mask_hidden" for key in self.drafter.tensors)
+        quantised = [key for key in ("quantization_config", "compression_config") if self.config.get(key)]
+        if (self.drafter.folder / _QUANTISED).is_file():
+            quantised.append(_QUANTISED)
+        reached = self.reached
+        if self.about.method not in ("eagle3", "p-eagle"):
+            why = f"this is no EAGLE-3 drafter but {self.about.method}; contracts speak of EAGLE-3 drafters only"
+        elif parallel or kind == "peagle":
+            why = "it is a P-EAGLE drafter, and no release was tried with parallel drafting"
+        elif kind != "eagle3":
+            why = f"speculators_model_type is {kind!r}; contracts speak of eagle3 only"
+        elif reached != self.contract.model_class and "eagle" in reached.lower() and not reached.startswith("raises "):
+            listed = ", ".join(names) or "none"
+            why = f"architectures {listed} reaches {reached}; the contract speaks of {self.contract.model_class}"
+        elif quantised:
+            why = f"its weights are quantised ({quantised[0]}), and no release was tried with that"
+        elif self._model_type() is None and self.old_transformers:
+            why = "model_type is absent, and transformers before 5 guesses one from the folder's name"
+        elif self._model_type() not in (None, _TRIED) and not reached.startswith("raises "):
+            why = f"model_type is {self._model_type()!r}, and releases were tried with {_TRIED!r} alone"
+        else:
+            return
+        yield Finding(
+            "CHK002", Severity.ERROR, self.where, why,
+            remedy="serve the pair and read the weights suite: draftgate run --pair NAME",
+        )  # fmt: skip
+
+    @property
+    def old_transformers(self) -> bool:
+        """Whether the release asks for transformers before 5."""
+        return Version(self.contract.made_with.get("transformers", "0")) < Version("5")
+
+    def _model_type(self) -> Any:
+        """Return the decoder's `model_type`, None where the config has none."""
+        speculators = "speculators_model_type" in self.drafter.config
+        body = self.drafter.config.get(BODY) if speculators else self.drafter.config
+        if not isinstance(body, Mapping) or "model_type" not in body:
+            # vLLM's reading of speculators' config takes llama then (0.25.1 to 0.32.0, configs/speculators/algos.py).
+            return _TRIED if speculators else None
+        return "null" if body["model_type"] is None else body["model_type"]
+
     def route(self) -> Iterator[Finding]:
         """Judge whether the config reaches the drafter's class."""
         for condition in self.conditions:
@@ -191,32 +247,40 @@ class _Case:
                     f"with {condition.when} the release raises: {condition.error}", self.source,
                     f"change {condition.when.partition('=')[0]} in config.json, or use another release",
                 )  # fmt: skip
-        reached = self._reached()
+        if self.config.get("target_hidden_size", 0) is None:
+            yield Finding(
+                "CHK103", Severity.ERROR, f"{self.where}: target_hidden_size",
+                "with target_hidden_size null the release raises a TypeError: it takes a null for a width",
+                "read in SGLang 0.4.6.post5 to 0.5.23 and vLLM 0.11.2 to 0.32.0: models/llama_eagle3.py",
+                "remove target_hidden_size from config.json",
+            )  # fmt: skip
         names = ", ".join(self.about.architectures) or "none"
-        if reached == self.contract.model_class:
+        if self._model_type() is None:
+            yield Finding(
+                "CHK101", Severity.ERROR, f"{self.where}: model_type",
+                "model_type is absent: the release raises Unrecognized model",
+                "read in transformers 5: models/auto/configuration_auto.py",
+                f'write "model_type": "{_TRIED}", or: {self.convert}',
+            )  # fmt: skip
+        if self.reached == self.contract.model_class:
             return
-        if reached.startswith("raises "):
+        if self.reached.startswith("raises "):
             yield Finding(
                 "CHK101", Severity.ERROR, self.where,
-                f"architectures {names}: the release {reached}",
+                f"architectures {names}: the release {self.reached}",
                 f"{self.contract.release}, its own config loading, run",
                 self.convert,
-            )  # fmt: skip
-        elif "eagle" in reached.lower():
-            yield Finding(
-                "CHK002", Severity.ERROR, self.where,
-                f"architectures {names} reaches {reached}; the contract speaks of {self.contract.model_class}",
-                remedy="serve the pair and read the weights suite: draftgate run --pair NAME",
             )  # fmt: skip
         else:
             yield Finding(
                 "CHK102", Severity.ERROR, self.where,
-                f"architectures {names} reaches {reached}, which is no drafter's class",
+                f"architectures {names} reaches {self.reached}, which is no drafter's class",
                 f"{self.contract.release}, its own choice of the class, run",
                 f'write "architectures": ["{self.contract.model_class.rpartition(".")[2]}"], or: {self.convert}',
             )  # fmt: skip
 
-    def _reached(self) -> str:
+    @functools.cached_property
+    def reached(self) -> str:
         """Return the class that the config reaches, or `raises ...`."""
         if "speculators_model_type" in self.drafter.config:
             return self.contract.dialects["speculators"]
@@ -228,8 +292,24 @@ class _Case:
             return self.contract.architectures[names[0]]
         return "raises an error for want of a class of that name"
 
-    def keys(self, fates: Mapping[str, Fate]) -> Iterator[Finding]:
+    @functools.cached_property
+    def fates(self) -> dict[str, Fate]:
+        """What becomes of every key."""
+        return {key: self._fate(key) for key in self.drafter.tensors}
+
+    def _fate(self, key: str) -> Fate:
+        fate = self.contract.fate(key, self.conditions)
+        if fate.into and not set(fate.into) & set(self.built):
+            # A layer or chunk beyond the last that is built.
+            return self.contract.elsewhere(key, self.conditions)
+        if split(key)[2] == NAMELESS and (own := tuple(name for name in self.built if _bare(name) == _bare(key))):
+            # Spelled as the engine calls its own parameter: loaders may take it, and no trial asked.
+            return Fate("unknown", own)
+        return fate
+
+    def keys(self) -> Iterator[Finding]:
         """Judge the fate of every key."""
+        fates = self.fates
         groups: dict[str, list[str]] = collections.defaultdict(list)
         for key, fate in fates.items():
             _, _, name = split(key)
@@ -273,11 +353,19 @@ class _Case:
         text = f"this release has no place for {some(homeless, _NAMED)} under any name that was tried"
         return f"{text}; the rest: {self.convert}" if len(homeless) < len(names) else f"{text}: use another release"
 
+    @functools.cached_property
+    def hidden_states(self) -> int:
+        """How many of the target's hidden states `fc` takes in the drafter that the release builds."""
+        return self.contract.hidden_states(self.config)
+
+    @functools.cached_property
     def built(self) -> dict[str, Parameter]:
-        """Return the parameters that the release builds, those of every further layer and chunk included."""
+        """The parameters that the release builds, with every further layer, and as many chunks as `fc` takes."""
         built = self.contract.built(self.conditions)
         last = {name: parameter for name, parameter in built.items() if "fc_norm.2." in name}
-        for chunk in range(3, min(self.about.aux_count or 3, 1000)):
+        for chunk in range(max(self.hidden_states, 0), 3):
+            built = {name: parameter for name, parameter in built.items() if f"fc_norm.{chunk}." not in name}
+        for chunk in range(3, min(self.hidden_states, 1000)):
             key = f"fc_norm.{chunk}."
             for name, parameter in last.items():
                 ways = tuple(tuple(numbered(part, key) for part in way) for way in parameter.ways)
@@ -291,29 +379,40 @@ class _Case:
                 built[name.replace("layers.1.", f"layers.{layer}.")] = parameter
         return built
 
-    def filled(self, fates: Mapping[str, Fate]) -> dict[str, bool]:
-        """Return for every parameter whether keys of the checkpoint fill all of it."""
+    @functools.cached_property
+    def filled(self) -> dict[str, bool]:
+        """For every parameter whether keys of the checkpoint fill all of it."""
         landed: dict[str, set[str]] = collections.defaultdict(set)
-        for fate in fates.values():
+        for fate in self.fates.values():
             for parameter in fate.into:
                 landed[parameter].add(fate.canonical)
         return {
             name: any(landed[name].issuperset(way) for way in parameter.ways)
-            for name, parameter in self.built().items()
+            for name, parameter in self.built.items()
             if not parameter.attribute
         }
 
-    def parameters(self, filled: Mapping[str, bool]) -> Iterator[Finding]:
+    def parameters(self) -> Iterator[Finding]:
         """Judge which parameters stay as constructed."""
+        filled = self.filled
+        doubtful = [name for fate in self.fates.values() if fate.fate == "unknown" for name in fate.into]
         empty = [name for name, done in filled.items() if not done]
         # SGLang shares it with a drafter of the target's width alone.
         shares = self.contract.engine != "sglang" or self.gives_way is not False
         shared = [name for name in empty if shares and name.endswith(EMBEDDING)]
+        lends = lends_head(self.contract.engine, self.contract.version, self.config)
+        if HEAD in empty and lends is None:
+            yield Finding(
+                "CHK002", Severity.ERROR, HEAD,
+                "it is not in the checkpoint, and whether the engine shares the target's was not read of this release",
+            )  # fmt: skip
+        if HEAD in empty and lends is not False:
+            (shared if lends else doubtful).append(HEAD)
         # Constructed as zeros, which are added to the draft id: right where both vocabularies are one (vLLM 0.11.2 to
         # 0.28.0, models/llama_eagle3.py; later releases build no map then).
         full = self.about.draft_vocab is not None and self.about.draft_vocab == self.about.vocab
         identity = {"draft_id_to_target_id"} if full else set()
-        lost = [name for name in empty if name not in shared and name not in identity]
+        lost = [name for name in empty if name not in (*shared, *doubtful, *identity)]
         if lost:
             yield Finding(
                 "CHK301", Severity.ERROR, lost[0],
@@ -363,6 +462,16 @@ class _Case:
 
     def settings(self) -> Iterator[Finding]:
         """Judge settings that change what the drafter computes, and that the release does not read."""
+        rope = unspelled_rope(self.config)
+        if rope is not None and self.old_transformers:
+            yield Finding(
+                "CHK401", Severity.ERROR, f"{self.where}: rope_parameters",
+                f"rope_parameters = {dict(rope)!r} is ignored, the spelling of transformers 5: "
+                "theta is 10000 where rope_theta is absent, and nothing is scaled without rope_scaling",
+                f"{self.contract.release} comes with transformers {self.contract.made_with.get('transformers')}, "
+                "which reads rope_theta and rope_scaling",
+                f"write rope_theta and rope_scaling, too: {self.convert}",
+            )  # fmt: skip
         rows = {row.key: row for row in self.contract.config}
         for setting in settings(self.drafter.config):
             row = rows.get(setting.key)
@@ -381,33 +490,38 @@ class _Case:
 
     def layer_ids(self) -> Iterator[Finding]:
         """Judge whether the release reads the layer ids where they stand, and what it takes them for."""
-        default = self.contract.aux.get("captures default")
-        for aux in self.about.aux_layers:
-            place = {IDS: "top-level", f"eagle_config.{IDS}": "nested"}.get(aux.key)
-            if place is None:
-                continue
-            for read, ids in sorted(self.contract.aux.items()):
-                verb, _, rest = read.partition(" ")
-                if verb != "reads" or rest.split()[0] != place or ids is not None:
-                    continue
-                runner = rest.partition(" ")[2]
-                if default and tuple(aux.ids) == self._default_layers():
-                    continue
-                other = f"eagle_config.{IDS}" if place == "top-level" else IDS
-                yield Finding(
-                    "CHK402", Severity.ERROR, f"{self.where}: {aux.key}",
-                    f"{list(aux.ids)} is not read{f' by model runner {runner}' if runner else ''}: "
-                    "the default layers 2, L//2, L-3 are captured", f"{self.contract.release}, its own reading, run",
-                    f"write it as {other}" if self._reads(other, runner) else "use a release or a runner that reads it",
-                )  # fmt: skip
+        named = {_PLACES[aux.key]: aux for aux in self.about.aux_layers if aux.key in _PLACES}
+        read = [key.split() for key, ids in sorted(self.contract.aux.items()) if key.startswith("reads ") and ids]
+        asked = [key.split() for key in sorted(self.contract.aux) if key.startswith("reads ")]
+        for runner in dict.fromkeys(" ".join(rest) for _, _, *rest in asked):
+            seen = {place for _, place, *rest in read if " ".join(rest) == runner}
+            yield from self._unread(named, seen, f" by model runner {runner}" if runner else "")
+        for aux in {aux.ids: aux for aux in named.values()}.values():
             yield from self._meaning(aux.key, list(aux.ids))
 
-    def _reads(self, key: str, runner: str) -> bool:
-        place = "top-level" if key == IDS else "nested"
-        return self.contract.aux.get(" ".join(filter(None, ("reads", place, runner)))) is not None
+    def _unread(self, named: Mapping[str, AuxLayers], seen: Container[str], by: str) -> Iterator[Finding]:
+        """Yield the ids that are not what one runner, which looks at the places `seen`, captures."""
+        taken = next((aux for place, aux in named.items() if place in seen), None)
+        defaults = self.contract.aux.get("captures default") and self._default_layers()
+        for place, aux in named.items():
+            if taken is not None and taken.ids == aux.ids:
+                continue
+            if taken is None and defaults and aux.ids == defaults:
+                continue
+            other = next(key for key, name in _PLACES.items() if name != place)
+            if taken is not None:
+                instead, remedy = f"{taken.key} {list(taken.ids)} counts", "leave the ids it was trained with"
+            else:
+                instead = "the default layers 2, L//2, L-3 are captured"
+                can = _PLACES[other] in seen
+                remedy = f"write it as {other}" if can else "use a release or a runner that reads it"
+            yield Finding(
+                "CHK402", Severity.ERROR, f"{self.where}: {aux.key}",
+                f"{list(aux.ids)} is not read{by}: {instead}", f"{self.contract.release}, its own reading, run", remedy,
+            )  # fmt: skip
 
     def _default_layers(self) -> tuple[int, ...]:
-        layers = self.target.config.get("num_hidden_layers") if self.target else None
+        layers = shapes.body(self.target.config).get("num_hidden_layers") if self.target else None
         return (2, layers // 2, layers - 3) if isinstance(layers, int) else ()
 
     def _meaning(self, key: str, ids: list[int]) -> Iterator[Finding]:
@@ -415,28 +529,46 @@ class _Case:
         captured = self.contract.aux.get("captures 1,3,6")
         if not captured or len({got - asked for got, asked in zip(captured, (1, 3, 6), strict=True)}) != 1:
             return
-        added = captured[0] - 1
-        # speculators counts hidden states, which are layers' inputs; SpecForge counts the layers they come out of.
-        meant = {"speculators": 0, "specforge": 1}.get(self.about.dialect)
-        written = [number + (meant or 0) - added for number in ids]
-        differs = meant is not None and meant != added
+        config = self.target.config if self.target else None
+        rules = capture.rules(self.contract.engine, self.contract.version, config, captured[0] - 1)
+        layers = [rule.layers(ids) for rule in rules]
+        # A conversion says what it wrote. speculators counts hidden states, which are layers' inputs; SpecForge counts
+        # the layers they come out of.
+        said = aux_ids_are(self.drafter.config)
+        offset = {"inputs": 0, "outputs": 1, "speculators": 0, "specforge": 1}.get(said or self.about.dialect)
+        meant = None if offset is None else [number + offset for number in ids]
+        who = "draftgate.aux_ids_are" if said else self.about.dialect
+        if len({tuple(each) for each in layers}) > 1:
+            severity, remedy = (
+                Severity.WARNING,
+                ("compare with the layers it was trained on" if self.target else "give --target: its class decides"),
+            )
+        elif meant is None:
+            severity, remedy = Severity.WARNING, "compare with the layers it was trained on"
+        elif meant == layers[0]:
+            severity, remedy = Severity.NOTE, ""
+        else:
+            written = rules[0].ids(meant)
+            severity, remedy = Severity.ERROR, f"write {written}" if written else "use an engine that can be told them"
+        listed = " or ".join(dict.fromkeys(str(each) for each in layers))
         yield Finding(
             "CHK403",
-            Severity.ERROR if differs else Severity.NOTE if meant == added else Severity.WARNING,
+            severity,
             f"{self.where}: {key}",
-            f"{ids} captures the inputs of the target's layers {[number + added for number in ids]}"
-            + (f"; {self.about.dialect} means {[number + (meant or 0) for number in ids]}" if differs else ""),
-            f"{self.contract.release}, the target's own set-up of the capture, run",
-            f"write {written}" if differs else "" if meant == added else "compare with the layers it was trained on",
+            f"{ids} captures the inputs of the target's layers {listed}"
+            + (f"; {who} means {meant}" if severity is Severity.ERROR else ""),
+            f"{self.contract.release}, {'; '.join(rule.source for rule in rules)}",
+            remedy,
         )
 
     def sizes(self) -> Iterator[Finding]:
         """Judge shapes against the configs of drafter and target."""
-        found, mismatched = shapes.compare(self.drafter, self.config, self.target)
-        if not found.complete:
+        loaded = [key for key, fate in self.fates.items() if fate.fate in ("used", "read")]
+        lacking, mismatched = shapes.compare(self.drafter, self.config, self.hidden_states, loaded)
+        if lacking:
             yield Finding(
                 "CHK504", Severity.ERROR, self.where,
-                f"the config lacks {', '.join(found.lacking)}: shapes could not be compared",
+                f"the config lacks {', '.join(lacking)}: shapes could not be compared",
                 remedy="add the keys to config.json; engines fill them with defaults of their own",
             )  # fmt: skip
         if mismatched:
@@ -445,9 +577,9 @@ class _Case:
                 "CHK501", Severity.ERROR, mismatched[0].key, text, "config.json against the headers",
                 "put the config beside the weights that it was written with", tuple(m.key for m in mismatched),
             )  # fmt: skip
-        yield from self._against_target(found)
+        yield from self._against_target()
 
-    def _against_target(self, found: shapes.Found) -> Iterator[Finding]:
+    def _against_target(self) -> Iterator[Finding]:
         if self.target is None:
             return
         theirs = shapes.body(self.target.config)
@@ -455,7 +587,7 @@ class _Case:
         fc = next((key for key in self.drafter.tensors if split(key)[2] == "fc.weight"), None)
         if fc and isinstance(hidden, int) and hidden > 0:
             shape = self.drafter.tensors[fc].shape
-            count = found.aux or 3
+            count = self.hidden_states
             if len(shape) == 2 and shape[1] != count * hidden:
                 wanted = f"{count} x {hidden} = {count * hidden}"
                 yield Finding(
@@ -476,6 +608,11 @@ class _Case:
                 f"{ours}, the target has {positions}: beyond {ours} tokens the drafter is out of its range",
                 "both configs", f"serve with a context of at most {ours}, or write the target's number if rope allows",
             )  # fmt: skip
+
+
+def _bare(name: str) -> str:
+    """Return a name as all spellings of it have it in common: without `model.`, and with one name for the layer."""
+    return name.removeprefix("model.").replace("midlayer.", "layers.0.")
 
 
 def _family(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.contracts.config import IDS
 from harness.contracts.trials import (
     ABSENT,
     LAYER_NAMES,
@@ -23,14 +24,20 @@ from harness.contracts.trials import (
 from harness.errors import EvidenceError
 
 __all__ = [
-    "DATA", "Condition", "ConfigKey", "Contract", "Fate", "KeyRow", "Parameter", "load", "numbered", "render",
-    "shipped", "split", "versions",
+    "DATA", "NAMELESS", "Condition", "ConfigKey", "Contract", "Fate", "KeyRow", "Parameter", "load", "numbered",
+    "render", "shipped", "split", "versions",
 ]  # fmt: skip
 
 DATA = Path(__file__).with_name("data")
 """The reviewed contracts, one file per release: `<engine>-<version>.json`. Made by `draftgate contract derive`."""
 
 SCHEMA = 1
+
+NAMELESS = "unknown_tensor.weight"
+"""Stands for every name that was never heard of."""
+
+_COUNTS = ("num_aux_hidden_states", f"eagle_config.{IDS}", IDS)
+"""Where a config may say how many of the target's hidden states `fc` takes, in the order in which engines ask."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +138,30 @@ class Contract:
         return dataclasses.replace(self, made_with={}) == dataclasses.replace(other, made_with={})
 
     def holding(self, config: Mapping[str, Any]) -> list[Condition]:
-        """Return the conditions that a drafter's config fulfils."""
-        return [condition for condition in self.conditions if _holds(condition.when, config)]
+        """Return the conditions that a drafter's config fulfils. Of counts of hidden states, see `hidden_states`."""
+        return [
+            condition
+            for condition in self.conditions
+            if condition.when.partition("=")[0] not in _COUNTS and _holds(condition.when, config)
+        ]
+
+    def hidden_states(self, config: Mapping[str, Any]) -> int:
+        """Return how many of the target's hidden states `fc` takes in the drafter that the release builds.
+
+        It counts by a place if it built another `fc` for four layers there: that was tried, one place at a time. The
+        order is that of both engines (vLLM 0.25.1 to 0.32.0, SGLang 0.5.12 to 0.5.23: models/llama_eagle3.py). 0 where
+        the value is none that it can count by.
+        """
+        for path in _COUNTS:
+            value = _at(path, config)
+            tried = next((each for each in self.conditions if each.when.partition("=")[0] == path), None)
+            # One that does not count by it keeps the fc for three there: the condition adds it again.
+            if tried is None or tried.adds or tried.error or value is ABSENT or value is None or value == []:
+                continue
+            if path.endswith(IDS):
+                return len(value) if isinstance(value, list) else 0
+            return value if isinstance(value, int) else 0
+        return Sizes.aux
 
     def built(self, conditions: Sequence[Condition]) -> dict[str, Parameter]:
         """Return the parameters that the class builds under these conditions, by name."""
@@ -147,28 +176,54 @@ class Contract:
         """Return what becomes of a key. `unknown` where the release was never asked anything like it."""
         kind, prefix, name = split(key)
         if not prefix.known:
-            fates = {self._listed(kind, stand_in, name, conditions) for stand_in in UNKNOWN[kind]}
-            return fates.pop() if len(fates) == 1 else Fate("unknown")
+            return self.elsewhere(key, conditions)
         found = self._listed(kind, prefix.listed, name, conditions)
         into = tuple(numbered(prefix.actual(parameter), key) for parameter in found.into)
         return dataclasses.replace(found, into=into, canonical=numbered(found.canonical, key))
 
+    def elsewhere(self, key: str, conditions: Sequence[Condition]) -> Fate:
+        """Return what becomes of a key that stands where the release has no place: as under prefixes nobody knows."""
+        kind, _, name = split(key)
+        fates = {self._listed(kind, stand_in, name, conditions) for stand_in in UNKNOWN[kind]}
+        return fates.pop() if len(fates) == 1 else Fate("unknown")
+
     def _listed(self, kind: str, prefix: str, name: str, conditions: Sequence[Condition]) -> Fate:
-        changed = [row for condition in reversed(conditions) for row in condition.keys]
-        native = NATIVE if kind == "layer" else ""
-        changed = [row for row in changed if row.of == kind]
-        if not any(row.prefix == prefix for row in changed) and self._fares(kind, prefix) == self._fares(kind, native):
-            changed = [dataclasses.replace(row, prefix=prefix) for row in changed if row.prefix == native]
+        canonical = _canonical(kind, prefix, name)
+        changed = [row for condition in reversed(conditions) for row in condition.keys if row.of == kind]
+        if not any(row.prefix == prefix for row in changed):
+            # Of later layers under `model.`, the first one tells whether that prefix makes a difference.
+            later = prefix == "model.layers.1."
+            tried, native = ("model.layers.0.", "layers.0.") if later else (prefix, NATIVE if kind == "layer" else "")
+            if self._alike(kind, tried, native, canonical, conditions):
+                stands_for = "layers.1." if later else native
+                changed = [dataclasses.replace(row, prefix=prefix) for row in changed if row.prefix == stands_for]
         for row in [*changed, *self.keys]:
             if (row.of, row.prefix) == (kind, prefix) and name in row.names:
-                canonical = _canonical(kind, prefix, name)
                 into = row.into.get(name) or self._filled_by(canonical, conditions)
                 return Fate(row.fate, into if row.fate == "used" else (), row.told, canonical)
         return Fate("unknown")
 
-    def _fares(self, kind: str, prefix: str) -> dict[str, str]:
-        rows = [row for row in self.keys if (row.of, row.prefix) == (kind, prefix)]
-        return {name: row.fate for row in rows for name in row.names}
+    def _alike(self, kind: str, prefix: str, native: str, canonical: str, conditions: Sequence[Condition]) -> bool:
+        """Say whether names fare alike under two prefixes, as far as they fill the module that `canonical` fills.
+
+        `model.` makes no difference to what is inside `model`, and much to an `lm_head` beside it.
+        """
+        module = self._module(canonical, conditions) or self._module(canonical, ())
+
+        def fares(under: str) -> dict[str, str]:
+            rows = [row for row in self.keys if (row.of, row.prefix) == (kind, under)]
+            return {
+                name: row.fate
+                for row in rows
+                for name in row.names
+                if not module or self._module(_canonical(kind, native, name), ()) in ("", module)
+            }
+
+        return fares(prefix) == fares(native)
+
+    def _module(self, canonical: str, conditions: Sequence[Condition]) -> str:
+        """Return the outermost module that a key fills something of, "" if it fills nothing."""
+        return next((name.partition(".")[0] for name in self._filled_by(canonical, conditions)), "")
 
     def _filled_by(self, canonical: str, conditions: Sequence[Condition]) -> tuple[str, ...]:
         return tuple(name for name, parameter in self.built(conditions).items() if parameter.takes(canonical))
@@ -202,19 +257,19 @@ def numbered(name: str, key: str) -> str:
 
 @functools.cache
 def split(key: str) -> tuple[str, _Prefix, str]:
-    """Split a key into kind (`layer` or `top`), prefix and known name; names never heard of become `unknown_tensor`.
+    """Split a key into kind (`layer` or `top`), prefix and known name; names never heard of become `NAMELESS`.
 
     `layers.N.` is listed as `layers.1.` from 1 on, and `fc_norm.N` as `fc_norm.2` from 2 on: later ones are alike.
     """
     key = _NUMBERED.sub("fc_norm.2.", key)
     for kind, names, prefixes in (("layer", LAYER_NAMES, LAYER_PREFIXES), ("top", TOP_NAMES, TOP_PREFIXES)):
         name = max((n for n in names if key == n or key.endswith(f".{n}")), key=len, default=None)
-        if name is not None and name != "unknown_tensor.weight":
+        if name is not None and name != NAMELESS:
             return kind, _prefix(key.removesuffix(name), prefixes), name
     match = re.match(r"(.*?(?:midlayer|layers\.\d+)\.)", key)
     if match:
-        return "layer", _prefix(match[1], LAYER_PREFIXES), "unknown_tensor.weight"
-    return "top", _prefix("model." if key.startswith("model.") else "", TOP_PREFIXES), "unknown_tensor.weight"
+        return "layer", _prefix(match[1], LAYER_PREFIXES), NAMELESS
+    return "top", _prefix("model." if key.startswith("model.") else "", TOP_PREFIXES), NAMELESS
 
 
 def _prefix(written: str, prefixes: Sequence[str]) -> _Prefix:
@@ -229,27 +284,32 @@ def _canonical(kind: str, prefix: str, name: str) -> str:
     return f"layers.1.{name}" if prefix.endswith("layers.1.") else NATIVE + name
 
 
-def _holds(when: str, config: Mapping[str, Any]) -> bool:
-    """Say whether a config fulfils a condition. Of sizes and lists the one that was tried stands for all others."""
-    path, _, text = when.partition("=")
-    wanted: Any = json.loads(text)
+def _at(path: str, config: Mapping[str, Any]) -> Any:
+    """Return the value at a dotted path, `ABSENT` if there is none."""
     value: Any = config
     for part in path.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            return bool(wanted == ABSENT)
+            return ABSENT
         value = value[part]
+    return value
+
+
+def _holds(when: str, config: Mapping[str, Any]) -> bool:
+    """Say whether a config fulfils a condition. Of sizes the one that was tried stands for all others."""
+    path, _, text = when.partition("=")
+    wanted: Any = json.loads(text)
+    value = _at(path, config)
+    if value is ABSENT or wanted == ABSENT:
+        return value is ABSENT and bool(wanted == ABSENT)
     if isinstance(wanted, bool) or wanted is None:
         return value is wanted
-    if value is None or wanted == ABSENT:
+    if value is None:
         return False
     if path == "draft_vocab_size":
         return bool(value == config.get("vocab_size"))
     if path == "num_hidden_layers":
         return isinstance(value, int) and value > 1
-    # Both engines count by that key before they count ids (vLLM 0.32.0, SGLang 0.5.23: models/llama_eagle3.py).
-    counted = isinstance(value, list) and config.get("num_aux_hidden_states") is not None
-    aux = len(value) if isinstance(value, list) else value
-    return bool(aux != Sizes.aux) and not counted if "aux" in path else True
+    return True
 
 
 def versions(engine: str, data: Path = DATA) -> list[str]:

@@ -15,21 +15,16 @@ from typing import Any, Literal
 from harness.checkpoint.read import Checkpoint
 from harness.checkpoint.recognise import METHODS, Recognition, recognise
 from harness.checkpoint.strict_json import shorten
+from harness.contracts.config import BODY, IDS, STAMP, AuxIdsAre
+from harness.contracts.config import aux_ids_are as stamped_ids
 from harness.errors import CheckpointError, UsageError
 
 __all__ = ["BODY", "EAGLE", "IDS", "OPTIONS", "STAMP", "TENSORS_OF", "AuxIdsAre", "Drafter", "understand"]
 
-IDS = "eagle_aux_hidden_state_layer_ids"
 EAGLE = "eagle_config"
-BODY = "transformer_layer_config"
-STAMP = "draftgate"
-"""The config key under which a conversion keeps what the new dialect has no place for, and what layer ids count."""
 
 OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 """Settings that change the forward pass. Absent means off, but for the first one in speculators' dialect."""
-
-AuxIdsAre = Literal["inputs", "outputs"]
-"""What a layer id counts: the layer whose input is captured, or the layer whose output is (one less)."""
 
 _RENAMED = {
     # SGLang 0.5.12 to 0.5.23, models/llama_eagle3.py, legacy_name_map.
@@ -243,11 +238,10 @@ def _aux(
             remedy="leave the one that the drafter was trained with",
         )
     key, ids = next(iter(named.items()))
-    stamp = config.get(STAMP)
-    stamped = stamp.get("aux_ids_are") if isinstance(stamp, dict) else None
+    stamped = stamped_ids(config)
     if aux_ids_are is not None:
         meaning, why = aux_ids_are, "--aux-ids-are"
-    elif stamped in ("inputs", "outputs"):
+    elif stamped is not None:
         meaning, why = stamped, f"{STAMP}.aux_ids_are in the config, written by an earlier conversion"
     elif speculators and key == IDS:
         meaning, why = "inputs", "speculators counts hidden states, which are layers' inputs"

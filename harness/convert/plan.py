@@ -16,7 +16,7 @@ from harness.checkpoint.families import Families
 from harness.checkpoint.header import Dtype, Shard, Tensor
 from harness.checkpoint.read import Checkpoint
 from harness.checkpoint.strict_json import shorten
-from harness.contracts import check, model
+from harness.contracts import capture, check, model
 from harness.contracts.embedding import EMBEDDING, differs, embeddings, gives_way
 from harness.contracts.model import Contract
 from harness.convert.drafter import BODY, EAGLE, IDS, OPTIONS, STAMP, TENSORS_OF, AuxIdsAre, Drafter, understand
@@ -180,7 +180,7 @@ def _assemble(
     if _gives_way(drafter, release) and not embeddings(request.target):
         notes.append("SGLang serves with the target's embedding, not the drafter's: give --target to compare the two")
     where = str(drafter.checkpoint.files.config)
-    config = _Writer(drafter, request, options, gone, notes, where).config()
+    config = _Writer(drafter, request, options, gone, notes, where, release).config()
     edits = tuple(_edits(drafter.checkpoint.config, config))
     return Plan(drafter, request.to, release, contract, names, added, config, edits, tuple(lost), tuple(notes))
 
@@ -326,6 +326,7 @@ class _Writer:
     gone: set[str]
     notes: list[str]
     where: str
+    release: str
 
     def config(self) -> dict[str, Any]:
         body = self._body()
@@ -382,9 +383,10 @@ class _Writer:
         """Write the layer ids as the dialect has them; returns what the stamp says of them."""
         inputs = list(self.drafter.aux or ())
         place, count = TARGETS[self.request.to].ids
-        ids = inputs if count == "inputs" else [layer - 1 for layer in inputs]
         if self.request.to == "sglang":
             ids, count = self._sglang_ids(inputs)
+        else:
+            ids = inputs if count == "inputs" else [layer - 1 for layer in inputs]
         if min(ids) < 0:
             raise CheckpointError(
                 f"{self.where}: the drafter reads what enters layer {min(inputs)} of the target, which "
@@ -405,25 +407,21 @@ class _Writer:
     def _sglang_ids(self, inputs: list[int]) -> tuple[list[int], AuxIdsAre]:
         """Return the ids with which SGLang captures these layers' inputs, and what they count."""
         target = self.request.target
-        names = [str(name) for name in target.config.get("architectures") or []] if target else []
-        outputs = [layer - 1 for layer in inputs]
-        if not any(re.search(r"Deepseek|Kimi", name) for name in names):
-            self.notes.append(
-                "SGLang adds 1 to each id for Llama, Qwen and most other targets"
-                + ("" if target else "; its DeepSeek class does not always: give --target if the target is one")
-            )
-            return outputs, "outputs"
-        # SGLang 0.5.23, models/deepseek_v2.py, set_eagle3_layers_to_capture: adds 1 only if the first id is 1.
-        self.notes.append("SGLang's DeepSeek class adds 1 to each id if the first is 1, else takes them as they are")
-        if outputs[0] == 1:
-            return outputs, "outputs"
-        if inputs[0] == 1:
+        version = self.release.partition("==")[2]
+        rules = capture.rules("sglang", version, target.config if target else None, 1)
+        rule = rules[0]
+        ids = rule.ids(inputs)
+        if ids is None:
             raise CheckpointError(
-                f"{self.where}: the drafter reads the inputs of layers {inputs}, which SGLang's DeepSeek class cannot "
-                "be told: it takes ids that begin with 1 for outputs",
-                remedy="serve it with vLLM",
+                f"{self.where}: the drafter reads the inputs of layers {inputs}, which SGLang's class of this target "
+                f"cannot be told: it {rule.says}",
+                remedy="serve it with vLLM, if --aux-ids-are is right",
             )
-        return inputs, "inputs"
+        doubt = ""
+        if len(rules) > 1:
+            doubt = "; others do not: give --target" if target is None else f"; of {version} that was not read"
+        self.notes.append(f"SGLang {rule.says} for {'this target' if target else 'most targets'}{doubt}")
+        return ids, "inputs" if ids == inputs else "outputs"
 
     def _outer(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return speculators' own keys: those that were kept, or new ones."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 
 import pytest
@@ -11,11 +12,14 @@ from safetensors.numpy import save_file
 from harness.canary import faults
 from harness.canary.build import build
 from harness.canary.spec import CanarySpec
+from harness.checkpoint.families import Families
+from harness.checkpoint.header import Shard, Tensor
 from harness.checkpoint.read import read
 from harness.cli import main
 from harness.contracts import check as checking
 from harness.contracts import embedding, model
 from harness.contracts.check import CODES, check
+from harness.contracts.trials import NATIVE, NEEDED
 from harness.verdict import Verdict
 
 OLD, NEW, VLLM = "sglang==0.5.1", "sglang==0.5.12", "vllm==0.32.0"
@@ -59,6 +63,24 @@ def edited(made, tmp_path):
         return folder, pair.target
 
     return edit
+
+
+GONE = object()
+"""Stands for a key that is to be removed."""
+
+
+def variant(checkpoint, tensors=None, **config):
+    """Return a checkpoint with other headers and config: `tensors` maps a name to its shape, None removes it."""
+    held = dict(checkpoint.tensors)
+    for name, shape in (tensors or {}).items():
+        held.pop(name, None)
+        if shape is not None:
+            held[name] = Tensor("BF16", tuple(shape), (0, 2 * math.prod(shape)))
+    families = Families()
+    families.add(held)
+    values = {key: value for key, value in {**checkpoint.config, **config}.items() if value is not GONE}
+    shards = (Shard(checkpoint.folder, held, {}, 0, 0),)
+    return dataclasses.replace(checkpoint, config=values, shards=shards, families=families.all())
 
 
 def codes(report, verdict=None):
@@ -201,25 +223,13 @@ def test_an_architecture_that_reaches_the_targets_class(made):
     assert '"architectures": ["LlamaForCausalLMEagle3"]' in report.findings[0].remedy
 
 
-def test_every_missing_tensor_is_named(edited, made):
+def test_every_missing_tensor_is_named(made):
     names = [name for name in read(made().drafter).tensors if name not in ("t2d", "d2t")]
     for name in names:
         folder = made().drafter
         checkpoint = read(folder)
-        rest = {key: tensor for key, tensor in checkpoint.tensors.items() if key != name}
-        report = check(_With(checkpoint, rest), None, contract(NEW))
+        report = check(variant(checkpoint, {name: None}), None, contract(NEW))
         assert codes(report, Verdict.FAIL) == {"CHK301"}, name
-
-
-class _With:
-    """A checkpoint with other tensors than its files have."""
-
-    def __init__(self, checkpoint, tensors):
-        self._checkpoint = checkpoint
-        self.tensors = tensors
-
-    def __getattr__(self, name):
-        return getattr(self._checkpoint, name)
 
 
 def test_a_smaller_draft_vocabulary_without_d2t(edited):
@@ -257,6 +267,272 @@ def test_what_is_not_known_is_never_a_pass(made, edited):
     odd = dataclasses.replace(contract(NEW), keys=tuple(r for r in contract(NEW).keys if r.prefix != "decoder."))
     report = check(read(made().drafter), None, dataclasses.replace(odd, keys=()))
     assert "CHK003" in codes(report, Verdict.INVALID)
+
+
+# -- how many hidden states fc takes
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+FOUR = [1, 3, 5, 6]
+
+
+@pytest.mark.parametrize("release", [OLD, NEW, VLLM])
+@pytest.mark.parametrize("count", [2, 4])
+def test_an_fc_of_a_width_that_no_release_builds(made, release, count):
+    """The width is the config's, 3 where it says nothing, and never that of the tensor under test."""
+    drafter, target = read(made().drafter), read(made().target)
+    for other in (None, target):
+        report = check(variant(drafter, {"fc.weight": (256, count * 256)}), other, contract(release))
+        assert codes(report, Verdict.FAIL) == {"CHK501"} | ({"CHK502"} if other else set())
+
+
+@pytest.mark.parametrize(
+    ("release", "config", "builds"),
+    [
+        (NEW, {"num_aux_hidden_states": 4}, 4),
+        (VLLM, {"num_aux_hidden_states": 4}, 4),
+        (OLD, {"num_aux_hidden_states": 4}, 3),
+        (NEW, {"eagle_config": {IDS: FOUR}}, 4),
+        (OLD, {"eagle_config": {IDS: FOUR}}, 3),
+        (VLLM, {IDS: FOUR}, 3),
+        (NEW, {"num_aux_hidden_states": 3, "eagle_config": {IDS: FOUR}}, 3),
+        (VLLM, {"num_aux_hidden_states": 3, "eagle_config": {IDS: FOUR}, IDS: FOUR}, 3),
+        (VLLM, {"num_aux_hidden_states": None, "eagle_config": {IDS: FOUR}, IDS: FOUR}, 4),
+        (VLLM, {"num_aux_hidden_states": "4"}, 0),
+    ],
+)
+def test_what_fc_is_counted_by(made, release, config, builds):
+    drafter = read(made().drafter)
+    for count in (3, 4):
+        report = check(variant(drafter, {"fc.weight": (256, count * 256)}, **config), None, contract(release))
+        wrong = [finding.names for finding in report.findings if finding.code in ("CHK203", "CHK301", "CHK501")]
+        assert wrong == ([] if count == builds else [("fc.weight",)]), count
+
+
+def test_a_wider_target_that_the_config_does_not_name(made):
+    """Both engines build fc for the drafter's own width then."""
+    pair = made()
+    drafter, target = read(pair.drafter), read(pair.target)
+    target = dataclasses.replace(target, config={**target.config, "hidden_size": 512})
+    wide = variant(drafter, {"fc.weight": (256, 3 * 512)})
+    assert "CHK501" in codes(check(wide, target, contract(NEW)), Verdict.FAIL)
+    named = variant(wide, target_hidden_size=512)
+    assert not codes(check(named, target, contract(NEW)), Verdict.FAIL) - {"CHK301"}
+
+
+# -- layer ids
+
+
+@pytest.mark.parametrize("release", [NEW, VLLM])
+@pytest.mark.parametrize("ids", [[1, 3, 6], FOUR])
+def test_ids_in_both_places(made, release, ids):
+    """The place that is read has the same: nothing is lost."""
+    pair = made()
+    width = {"fc.weight": (256, len(ids) * 256)}
+    both = variant(read(pair.drafter), width, **{IDS: ids, "eagle_config": {IDS: ids}})
+    assert not codes(check(both, read(pair.target), contract(release))) & {"CHK203", "CHK301", "CHK402", "CHK501"}
+    torn = variant(both, **{IDS: [number + 1 for number in ids]})
+    found = [f.summary for f in check(torn, None, contract(release)).findings if f.code == "CHK402"]
+    assert found
+    assert all(" counts" in summary for summary in found)
+
+
+KIMI = {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": {"num_hidden_layers": 61}}
+
+
+def targeting(made, **config):
+    target = read(made().target)
+    return dataclasses.replace(target, config={**target.config, **config})
+
+
+def test_default_layers_of_a_target_that_nests_its_config(made):
+    drafter = variant(read(made().drafter), **{IDS: [2, 30, 58]})
+    assert "CHK402" not in codes(check(drafter, targeting(made, **KIMI), contract("sglang==0.5.23")))
+    assert "CHK402" in codes(check(drafter, targeting(made), contract("sglang==0.5.23")))
+
+
+def meaning(report):
+    [finding] = [finding for finding in report.findings if finding.code == "CHK403"]
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("release", "target", "ids", "counts", "severity", "written"),
+    [
+        ("sglang==0.5.23", "LlamaForCausalLM", [2, 30, 58], "inputs", "error", [1, 29, 57]),
+        ("sglang==0.5.23", "LlamaForCausalLM", [1, 29, 57], "outputs", "note", None),
+        ("sglang==0.5.23", "DeepseekV3ForCausalLM", [2, 30, 58], "inputs", "note", None),
+        ("sglang==0.5.23", "KimiK25ForConditionalGeneration", [3, 30, 58], "inputs", "note", None),
+        ("sglang==0.5.23", "Glm4MoeLiteForCausalLM", [2, 29, 57], "outputs", "error", [3, 30, 58]),
+        ("sglang==0.5.23", "GlmMoeDsaForCausalLM", [1, 29, 57], "outputs", "note", None),
+        ("sglang==0.5.23", "MistralLarge3ForCausalLM", [3, 30, 58], "inputs", "note", None),
+        ("sglang==0.5.12", "DeepseekV3ForCausalLM", [3, 30, 58], "inputs", "error", [2, 29, 57]),
+        ("sglang==0.5.23", "GptOssForCausalLM", [3, 5, 8], "inputs", "note", None),
+        ("sglang==0.5.23", None, [3, 30, 58], "inputs", "warning", None),
+        ("sglang==0.5.23", None, [1, 30, 58], "outputs", "note", None),
+        ("vllm==0.32.0", "DeepseekV3ForCausalLM", [3, 30, 58], "inputs", "note", None),
+    ],
+)
+def test_what_ids_mean_hangs_on_the_target(made, release, target, ids, counts, severity, written):
+    """A conversion's stamp says what was meant, the target's class what is captured."""
+    drafter = variant(read(made().drafter), eagle_config={IDS: ids}, draftgate={"aux_ids_are": counts})
+    other = targeting(made, architectures=[target]) if target else None
+    finding = meaning(check(drafter, other, contract(release)))
+    assert finding.severity == severity
+    assert finding.remedy == f"write {written}" if written else not finding.remedy.startswith("write")
+
+
+# -- what the contract does not speak of
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors"),
+    [
+        ({"architectures": ["Eagle3Qwen3ForCausalLM"]}, {"midlayer.self_attn.q_norm.weight": (64,)}),
+        ({"architectures": ["PEagleDraftModel"]}, {}),
+        ({}, {"mask_hidden": (1, 768)}),
+        ({"quantization_config": {"quant_method": "fp8"}}, {}),
+        ({"quantization_config": {"quant_method": "fp8"}}, {"midlayer.mlp.up_proj.weight_scale": (1,)}),
+        ({"model_type": "qwen3"}, {}),
+        ({"model_type": None}, {}),
+    ],
+)
+def test_a_drafter_that_the_contract_does_not_speak_of(made, config, tensors):
+    report = check(variant(read(made().drafter), tensors, **config), read(made().target), contract(VLLM))
+    assert (codes(report), report.verdict) == ({"CHK002"}, Verdict.INVALID)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"model_type": "qwen3"}, "CHK002"),
+        ({"model_type": "mistral"}, "CHK002"),
+        ({"model_type": GONE}, None),
+        ({"quantization_config": {"quant_method": "fp8"}}, "CHK002"),
+    ],
+)
+def test_the_body_of_speculators(made, change, code):
+    drafter = read(made(dialect="speculators").drafter)
+    body = {**drafter.config["transformer_layer_config"], **change}
+    body = {key: value for key, value in body.items() if value is not GONE}
+    report = check(variant(drafter, transformer_layer_config=body), None, contract(VLLM))
+    assert codes(report) & {"CHK002", "CHK101"} == ({code} if code else set())
+    peagle = check(variant(drafter, speculators_model_type="peagle"), None, contract(VLLM))
+    assert codes(peagle) == {"CHK002"}
+
+
+def test_a_quantisation_beside_the_config(edited):
+    folder, _ = edited()
+    (folder / "hf_quant_config.json").write_text("{}")
+    assert codes(judged(NEW, folder)) == {"CHK002"}
+
+
+def test_no_model_type(made):
+    """transformers 5 raises; before, the folder's name decides, which nobody tried."""
+    drafter = variant(read(made().drafter), model_type=GONE)
+    assert codes(check(drafter, None, contract(NEW)), Verdict.FAIL) == {"CHK101"}
+    assert codes(check(drafter, None, contract(OLD))) == {"CHK002"}
+
+
+def test_a_drafter_without_a_head(made):
+    """Engines share the target's where the vocabularies are one, and SGLang only where the config leaves it open."""
+    drafter = variant(read(made(full_draft_vocab=True).drafter), {"lm_head.weight": None, "d2t": None, "t2d": None})
+    vocab = drafter.config["vocab_size"]
+
+    def found(release, **config):
+        report = check(variant(drafter, **config), None, release)
+        return {f.code for f in report.findings if "lm_head.weight" in (*f.names, f.where)}, report.verdict
+
+    assert found(contract(VLLM), draft_vocab_size=vocab) == ({"CHK303"}, Verdict.PASS)
+    assert found(contract(VLLM), draft_vocab_size=vocab // 2)[0] == {"CHK301"}
+    assert found(contract(NEW), draft_vocab_size=None) == ({"CHK303"}, Verdict.PASS)
+    assert found(contract(NEW), draft_vocab_size=vocab) == ({"CHK301"}, Verdict.FAIL)
+    later = dataclasses.replace(contract(NEW), version="0.9.0")
+    assert found(later, draft_vocab_size=None) == ({"CHK002"}, Verdict.INVALID)
+
+
+# -- settings and names
+
+
+@pytest.mark.parametrize(
+    ("rope", "older", "lost"),
+    [
+        ({"rope_theta": 500000.0}, {}, True),
+        ({"rope_theta": 500000.0}, {"rope_theta": 500000.0}, False),
+        ({"rope_theta": 10000}, {}, False),
+        ({"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0}, {"rope_theta": 1e6}, True),
+        ("junk", {}, False),
+    ],
+)
+def test_rope_parameters_that_older_releases_do_not_read(made, rope, older, lost):
+    drafter = variant(read(made().drafter), rope_theta=older.get("rope_theta", GONE), rope_parameters=rope)
+    assert ("CHK401" in codes(check(drafter, None, contract("sglang==0.5.9")), Verdict.FAIL)) is lost
+    assert "CHK401" not in codes(check(drafter, None, contract("sglang==0.5.23")))
+
+
+@pytest.mark.parametrize("release", [OLD, NEW, VLLM])
+def test_a_null_width(made, release):
+    report = check(variant(read(made().drafter), target_hidden_size=None), None, contract(release))
+    assert codes(report, Verdict.FAIL) >= {"CHK103"}
+
+
+LAYER = [name.removesuffix(".weight") for name in NEEDED[NATIVE] if name.endswith("weight")]
+
+
+def layers(drafter, *numbers, prefix=""):
+    """Return the shapes of further layers, as the first one has them but for the width of what q, k and v read."""
+    shapes = {name: drafter.tensors[f"midlayer.{name}.weight"].shape for name in LAYER}
+    narrow = {name: (s[0], 256) if name[10:] in ("q_proj", "k_proj", "v_proj") else s for name, s in shapes.items()}
+    return {f"{prefix}layers.{number}.{name}.weight": s for number in numbers for name, s in narrow.items()}
+
+
+@pytest.mark.parametrize(("release", "code"), [("sglang==0.5.23", "CHK201"), (VLLM, "CHK203")])
+def test_a_layer_beyond_the_last(made, release, code):
+    drafter = read(made().drafter)
+    three = variant(drafter, layers(drafter, 1, 2), num_hidden_layers=3)
+    assert check(three, None, contract(release)).verdict is Verdict.PASS
+    report = check(variant(three, num_hidden_layers=2), None, contract(release))
+    assert codes(report, Verdict.FAIL) == {code}
+    [finding] = [finding for finding in report.findings if finding.code == code]
+    assert set(finding.names) == set(layers(drafter, 2))
+
+
+def test_settings_and_further_layers_under_model(made):
+    """`model.` makes no difference to what is inside the model: the settings' own names neither."""
+    drafter = read(made(fc_norm=True).drafter)
+    moved = {f"fc_norm.{chunk}.weight" for chunk in range(3)}
+    names = {f"model.{name}": (256,) for name in moved} | dict.fromkeys(moved) | {"model.input_norm.weight": (768,)}
+    further = layers(drafter, 1, 2, prefix="model.")
+    renamed = variant(drafter, names | further, num_hidden_layers=3, norm_before_fc=True)
+    assert check(renamed, None, contract("sglang==0.5.23")).verdict is Verdict.PASS
+    assert "CHK203" in codes(check(renamed, None, contract(VLLM)), Verdict.FAIL)
+    off = variant(renamed, fc_norm=False, norm_before_fc=False)
+    assert "CHK201" in codes(check(off, None, contract("sglang==0.5.23")), Verdict.FAIL)
+
+
+@pytest.mark.parametrize("release", ["sglang==0.5.9", "sglang==0.5.23", VLLM])
+def test_names_of_the_engines_own_parameters(made, release):
+    """A loader may take them, and no trial asked."""
+    drafter = read(made().drafter)
+    parts = [f"midlayer.self_attn.{each}_proj.weight" for each in "qkv"]
+    rows = sum(drafter.tensors[name].shape[0] for name in parts)
+    fused = variant(drafter, dict.fromkeys(parts) | {"midlayer.self_attn.qkv_proj.weight": (rows, 512)})
+    report = check(fused, None, contract(release))
+    assert (codes(report, Verdict.INVALID), report.verdict) == ({"CHK003"}, Verdict.INVALID)
+
+
+def test_shapes_of_what_is_not_loaded_do_not_matter(made):
+    drafter = variant(read(made().drafter), {"t2d": (7,), "midlayer.self_attn.rotary_emb.inv_freq": (3,)})
+    assert check(drafter, None, contract(NEW)).verdict is Verdict.PASS
+
+
+def test_as_many_chunks_are_normed_as_fc_takes(made):
+    drafter = read(made(fc_norm=True).drafter)
+    two = variant(drafter, {"fc.weight": (256, 512), "fc_norm.2.weight": None}, num_aux_hidden_states=2)
+    assert check(two, None, contract(NEW)).verdict is Verdict.PASS
+    four = {"fc.weight": (256, 1024), "fc_norm.3.weight": (256,)}
+    assert check(variant(drafter, four, num_aux_hidden_states=4), None, contract(NEW)).verdict is Verdict.PASS
+    surplus = variant(drafter, {"fc.weight": (256, 512)}, num_aux_hidden_states=2)
+    assert codes(check(surplus, None, contract(NEW)), Verdict.FAIL) == {"CHK201"}
 
 
 JUNK = ["x", -1, [], None, True, 1e9, [1, "a"], {"a": {}}]

@@ -1,6 +1,8 @@
 """`draftgate convert`: what it prints, and its exit statuses."""
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from harness import cli
 from harness.contracts import model
@@ -55,6 +57,16 @@ def test_what_was_written_is_checked(convert, source, tmp_path, how, version, ta
     assert found == status
     assert text in out
     assert how or len(held(tmp_path / "made")) == len(held(source))
+
+
+def test_what_no_contract_speaks_of_is_not_known_to_be_wrong(convert, tmp_path):
+    """A Qwen3 drafter is a documented route to vLLM; the contracts are of Llama drafters."""
+    source = write_drafter(tmp_path / "source", "modelopt")
+    file = source / "model.safetensors"
+    norms = {f"layers.0.self_attn.{each}_norm.weight": np.ones(32, np.float32) for each in "qk"}
+    save_file(load_file(file) | norms, file)
+    status, out, _ = convert(source, tmp_path / "made", "--to", "vllm", "--dry-run")
+    assert (status, "CHK002" in out, "CHK203" in out) == (3, True, False)
 
 
 def test_a_contract_of_ones_own(convert, source, tmp_path):

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 from harness.canary.build import build
 from harness.canary.spec import SHIPPED
 from harness.checkpoint.read import read
+from harness.contracts import check
 from harness.convert import drafter, plan
 from harness.errors import CheckpointError, UsageError
 from tests.convert.support import config_of, convert, edit_config, held, write_drafter, write_target
@@ -78,25 +79,46 @@ def test_what_was_converted_knows_what_its_ids_count(source, tmp_path):
 def test_the_input_of_layer_0_is_no_output(source):
     edit_config(source, **nested([0, 3, 6]))
     assert planned(source, "vllm", aux_ids_are="inputs").config[IDS] == [0, 3, 6]
-    with pytest.raises(CheckpointError, match="cannot say"):
+    with pytest.raises(CheckpointError, match="cannot be told"):
         planned(source, aux_ids_are="inputs")
+    with pytest.raises(CheckpointError, match="cannot say"):
+        planned(source, "specforge", aux_ids_are="inputs")
 
 
+DEEPSEEK = ["DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Glm4MoeLiteForCausalLM",
+            "GlmMoeDsaForCausalLM", "MistralLarge3ForCausalLM"]  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", DEEPSEEK)
 @pytest.mark.parametrize(
     ("inputs", "written"), [([2, 30, 58], [1, 29, 57]), ([3, 30, 58], [3, 30, 58]), ([1, 30, 58], None)]
 )
-def test_sglangs_deepseek_class_has_a_rule_of_its_own(source, tmp_path, inputs, written):
-    target = write_target(tmp_path / "target", "DeepseekV3ForCausalLM")
+def test_sglangs_deepseek_class_has_a_rule_of_its_own(source, tmp_path, architecture, inputs, written):
+    target = write_target(tmp_path / "target", architecture)
     edit_config(source, **nested(inputs))
     if written is None:
-        with pytest.raises(CheckpointError, match="DeepSeek class cannot be told"):
+        with pytest.raises(CheckpointError, match=r"cannot be told: it adds 1 to each id if the first is 1"):
             planned(source, aux_ids_are="inputs", target=target)
     else:
         made = planned(source, aux_ids_are="inputs", target=target)
         assert made.config["eagle_config"][IDS] == written
+        [finding] = [f for f in check.check(made.preview, target, made.contract).findings if f.code == "CHK403"]
+        assert finding.severity == "note"
         # ... and reading it again must give the same layers.
         edit_config(source, **dict(made.config))
         assert drafter.understand(read(source)).aux == tuple(inputs)
+
+
+@pytest.mark.parametrize(
+    ("version", "written", "noted"),
+    [("0.5.12", [2, 29, 57], False), ("0.5.13", [3, 30, 58], True), ("0.5.15", [3, 30, 58], False)],
+)
+def test_that_rule_is_young(source, tmp_path, version, written, noted):
+    edit_config(source, **nested([3, 30, 58]))
+    target = write_target(tmp_path / "target", "DeepseekV3ForCausalLM")
+    made = planned(source, aux_ids_are="inputs", target=target, engine_version=version)
+    assert made.config["eagle_config"][IDS] == written
+    assert any("was not read" in note for note in made.notes) is noted
 
 
 def test_two_places_that_disagree(source):
