@@ -103,15 +103,14 @@ def _acceptance(measured: Mapping[str, Any], where: str) -> float | None:
 
 
 def _losslessness(measured: Mapping[str, Any], where: str) -> float | None:
-    """Two requests a segment, one at a time. None if the record has no times of them."""
-    segments = [
-        segment
-        for comparison in (*_need(measured, "comparisons", where), *_need(measured, "repeats", where))
-        for segment in comparison["segments"]
-    ]
+    """One request at a time, then several at once. None if the record has no times of them."""
+    at_once = _need(measured, "concurrent", where)
+    kinds = (_need(measured, "comparisons", where), _need(measured, "repeats", where), at_once["comparisons"])
+    segments = [segment for kind in kinds for comparison in kind for segment in comparison["segments"]]
     if any("spec_seconds" not in segment or "plain_seconds" not in segment for segment in segments):
         return None
-    return float(sum(segment["spec_seconds"] + segment["plain_seconds"] for segment in segments))
+    alone = float(sum(segment["spec_seconds"] + segment["plain_seconds"] for segment in segments))
+    return alone + _covered((each["started"], each["started"] + each["seconds"]) for each in at_once["requests"])
 
 
 def _throughput(measured: Mapping[str, Any], where: str) -> float | None:

@@ -30,7 +30,7 @@ def read(side: Side) -> Facts:
     outputs: dict[str, dict[str, Tokens]] = {mode: {} for mode in _MODES}
     for row in need(measured(side, "losslessness"), "comparisons", list):
         name = need(row, "name", str)
-        first = need(row, "segments", list)[0]  # later ones go on from the plain output behind a difference
+        first = need(row, "segments", list)[0]  # later ones are behind a difference
         for mode, found in outputs.items():
             found[name] = tuple(need(first, mode, list))
             if not all(isinstance(token, int) for token in found[name]):

@@ -1,4 +1,4 @@
-"""Greedy outputs with and without speculation are the same tokens."""
+"""Greedy outputs with and without speculation are the same tokens, for one request and for several at once."""
 
 from __future__ import annotations
 

@@ -91,6 +91,20 @@ def changed_output(module):
     module.LlamaForCausalLM.compute_logits = compute_logits
 
 
+@regression("vllm.v1.sample.rejection_sampler")
+def mixed_rows(module):
+    """Where several requests are verified in one step, the last one gets the first one's token."""
+    sample = module.rejection_sample
+
+    def rejection_sample(*args, **kwargs):
+        tokens = sample(*args, **kwargs)
+        if len(tokens) > 1:
+            tokens[-1, 0] = tokens[0, 0]
+        return tokens
+
+    module.rejection_sample = rejection_sample
+
+
 @regression("vllm.v1.spec_decode.metrics")
 def renamed_metric(module):
     """The counter of accepted tokens has another name."""

@@ -8,6 +8,7 @@ import pytest
 from harness.canary import faults
 from harness.canary.build import build
 from harness.canary.spec import SHIPPED
+from tests.engine.regressions import regressed
 from tests.engine.support import SPECULATIVE
 
 pytestmark = pytest.mark.engine
@@ -110,6 +111,16 @@ def test_metrics_unreachable(small, judge):
     assert result.status == 1
     assert "/metrics" in result.finding("startup", "STA004")["summary"]
     assert result.verdict("acceptance") == "INVALID"
+
+
+def test_requests_that_are_mixed_up_in_a_step(small, judge_pair, vllm_python, tmp_path):
+    python = regressed(vllm_python, "mixed_rows", tmp_path / "regressed")
+    result = judge_pair(python, "vllm", *pair(small.drafter), select="acceptance or losslessness")
+    assert result.status == 1, result.output
+    assert result.verdict("acceptance") == "PASS"
+    found = {item["code"]: item["verdict"] for item in result.suite("losslessness")["findings"]}
+    assert found == {"LOS000": "PASS", "LOS013": "FAIL"}
+    assert "with 4 requests at once" in result.finding("losslessness", "LOS013")["summary"]
 
 
 def test_a_drafter_slower_than_none(judge, tmp_path):

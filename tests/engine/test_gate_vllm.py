@@ -56,6 +56,7 @@ NAMED = {
     "halved_acceptance": ("positions before 2 are as expected",),
     "slower_steps": ("CHG020", "step time"),
     "changed_output": ("first at",),
+    "mixed_rows": ("LOS013", "with 4 requests at once"),
     "changed_meaning": (
         "UPG052",
         "vllm:spec_decode_num_accepted_tokens_total: total: accepted draft tokens and the target's of each step",

@@ -6,6 +6,7 @@ import dataclasses
 import random
 import threading
 import zlib
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from harness.errors import EvidenceError
@@ -152,6 +153,58 @@ class Fails(Engine):
             if self.answers < 0:
                 raise self.error
         return super().generate(prompt, max_tokens)
+
+
+def beside_others() -> bool:
+    """Whether this request is one of several at once: those have a thread of their own."""
+    return threading.current_thread() is not threading.main_thread()
+
+
+class AtOnce:
+    """A server of `engine` that takes requests from several threads: those of the main thread are served alone.
+
+    The others are served when `rows` have come, which is all that there are at a time; or, with one row, in turn.
+    `spoil` changes the answers of a batch of several. `clock` tells each thread when its last request was answered, so
+    that nothing depends on how threads are scheduled.
+    """
+
+    def __init__(self, engine: Engine, rows: int = 4, spoil: Callable[[list[Generation]], None] = lambda _: None):
+        self.engine, self.spoil = engine, spoil
+        self._together = threading.Barrier(rows, action=self._serve)
+        self._local, self._lock = threading.local(), threading.Lock()
+        self._batch: dict[int, Generation] = {}
+        self._served: dict[int, Generation] = {}
+        self._free = self._began = 0.0
+
+    def __getattr__(self, name: str):
+        return getattr(self.engine, name)
+
+    def clock(self) -> float:
+        return getattr(self._local, "now", 0.0)
+
+    def generate(self, prompt: Prompt, max_tokens: int) -> Generation:
+        if not beside_others():
+            return self.engine.generate(prompt, max_tokens)
+        came, me = self.clock(), threading.get_ident()
+        alone = self.engine.generate(prompt, max_tokens)
+        if self._together.parties == 1:
+            with self._lock:
+                self._free = self._local.now = max(self._free, came) + alone.seconds
+            return dataclasses.replace(alone, seconds=self._local.now - came)
+        with self._lock:
+            self._batch[me] = alone
+        self._together.wait(60)
+        answer = self._served[me]
+        self._local.now = self._began + answer.seconds
+        return dataclasses.replace(answer, seconds=self._local.now - came)
+
+    def _serve(self) -> None:
+        """Serve those that have come: all begin when the last batch has ended."""
+        threads, answers = list(self._batch), list(self._batch.values())
+        self._batch.clear()
+        self.spoil(answers)
+        self._served |= dict(zip(threads, answers, strict=True))
+        self._began, self._free = self._free, self._free + max(each.seconds for each in answers)
 
 
 def realistic_rates(n: int, seed: int, mean: float = 0.6, concentration: float = 6.0) -> dict[str, float]:

@@ -11,7 +11,7 @@ from harness.measure import losslessness
 from harness.measure.endpoint import Prompt, TokenLogit
 from harness.measure.outputs import MAX_RESUMES
 from harness.verdict import Judgement, Verdict
-from tests.measure.simulated_engine import Engine, prompts
+from tests.measure.simulated_engine import AtOnce, Engine, beside_others, prompts
 
 TOKENS = 64
 
@@ -21,8 +21,9 @@ class Plain(Engine):
         super().__init__(k=0, label="plain", **settings)
 
 
-def run(spec, plain=None, n=8, **settings):
-    return losslessness.measure(spec, plain or Plain(), prompts(n), TOKENS, **settings)
+def run(spec, plain=None, asked=None, *, rows=4, spoil=lambda _: None, **settings):
+    server = AtOnce(spec, rows, spoil)
+    return losslessness.measure(server, plain or Plain(), asked or prompts(8), TOKENS, clock=server.clock, **settings)
 
 
 def red(judgement: Judgement) -> dict[str, Verdict]:
@@ -48,7 +49,7 @@ def oracle(engine, n=8):
 def test_equal_outputs_pass_and_equal_the_oracle(dtype):
     judgement = losslessness.judge(run(Engine(rate=0.5)), dtype, oracle=oracle(Plain()))
     assert judgement.verdict is Verdict.PASS
-    assert codes(judgement) == ["LOS000"]
+    assert codes(judgement) == ["LOS000", "LOS013"]
     assert judgement.measurements["compared_tokens"] == 8 * TOKENS
     assert judgement.measurements["compared_share"] == 1.0
 
@@ -60,7 +61,7 @@ def tied(gap=0.125, **settings):
 def test_a_near_tie_is_excused_in_bfloat16_and_reported():
     measured = run(Engine(rounds=True, **tied()), Plain(**tied()))
     judgement = losslessness.judge(measured, "bfloat16")
-    assert codes(judgement) == ["LOS007"], judgement.as_text()
+    assert codes(judgement) == ["LOS007", "LOS013"], judgement.as_text()
     assert judgement.verdict is Verdict.PASS
     assert "0.125 logits or 1.0 ulps" in judgement.as_text()
     assert judgement.measurements["diverging_prompts"] > 1
@@ -132,7 +133,7 @@ def test_servers_that_take_turns(engine):
         return Noting(**settings)
 
     measured = run(noting(engine, "spec"), noting(Plain, "plain"), side_by_side=False)
-    assert asked == ["spec"] * 8 + ["plain"] * (len(asked) - 8)
+    assert asked == ["spec"] * 16 + ["plain"] * (len(asked) - 16)
     judgement = losslessness.judge(measured, "float32")
     assert red(judgement) == ({} if engine is Engine else {"LOS005": Verdict.FAIL})
 
@@ -141,7 +142,6 @@ def test_a_changed_token_behind_a_near_tie_is_still_found():
     class Spec(Engine):
         def generate(self, prompt, max_tokens):
             answer = super().generate(prompt, max_tokens)
-            # The last token of every output, resumed ones included.
             return dataclasses.replace(answer, token_ids=(*answer.token_ids[:-1], answer.token_ids[-1] + 1))
 
     judgement = losslessness.judge(run(Spec(rounds=True, **tied()), Plain(**tied())), "bfloat16")
@@ -227,12 +227,11 @@ def test_an_output_that_is_too_long_is_red():
 
 def test_outputs_that_end_by_themselves_may_be_short_but_must_be_equal():
     spec, plain = Engine(rate=0.5, eos=23), Plain(eos=23)
-    measured = losslessness.measure(spec, plain, prompts(8, ignore_eos=False), TOKENS)
-    judgement = losslessness.judge(measured, "float32")
+    asked = prompts(8, ignore_eos=False)
+    judgement = losslessness.judge(run(spec, plain, asked), "float32")
     assert judgement.verdict is Verdict.PASS
     assert judgement.measurements["compared_tokens"] < 8 * TOKENS
-    longer = losslessness.measure(OneTokenTooMany(eos=23), plain, prompts(8, ignore_eos=False), TOKENS)
-    assert red(losslessness.judge(longer, "float32"))["LOS004"] is Verdict.FAIL
+    assert red(losslessness.judge(run(OneTokenTooMany(eos=23), plain, asked), "float32"))["LOS004"] is Verdict.FAIL
 
 
 class NoLogits(Plain):
@@ -260,8 +259,7 @@ def test_missing_logits_are_invalid_never_a_near_tie(plain):
 
 def test_a_text_prompt_without_token_ids_cannot_be_resumed():
     text = [Prompt(f"t{i}", text="x" * (i + 1)) for i in range(8)]
-    measured = losslessness.measure(Engine(rounds=True, **tied()), Plain(**tied()), text, TOKENS)
-    judgement = losslessness.judge(measured, "bfloat16")
+    judgement = losslessness.judge(run(Engine(rounds=True, **tied()), Plain(**tied()), text), "bfloat16")
     assert red(judgement) == {"LOS008": Verdict.INVALID, "LOS012": Verdict.INCONCLUSIVE}
 
 
@@ -302,10 +300,10 @@ def test_a_target_that_is_itself_wrong_is_told_from_a_drafter_that_is():
             return (super().next_token(context) + 1) % 997
 
     truth = oracle(Plain())
-    assert red(losslessness.judge(run(ChangesOneToken()), "bfloat16", oracle=truth)) == {
-        "LOS006": Verdict.FAIL,
-        "LOS011": Verdict.FAIL,
-    }
+    judgement = losslessness.judge(run(ChangesOneToken()), "bfloat16", oracle=truth)
+    assert red(judgement) == dict.fromkeys(("LOS006", "LOS011", "LOS013"), Verdict.FAIL)
+    assert "wrong alone too" in judgement.as_text()
+    assert "same step" not in judgement.as_text()
     assert red(losslessness.judge(run(Engine(), WrongTarget()), "float32", oracle=truth))["LOS010"] is Verdict.FAIL
 
 
@@ -313,7 +311,113 @@ def test_a_canary_has_no_near_ties_to_excuse():
     judgement = losslessness.judge(
         run(Engine(rounds=True, **tied()), Plain(**tied())), "bfloat16", oracle=oracle(Plain(**tied()))
     )
-    assert red(judgement) == {"LOS011": Verdict.FAIL}
+    assert red(judgement) == {"LOS011": Verdict.FAIL, "LOS013": Verdict.FAIL}
+
+
+def swap_rows(answers):
+    answers[0], answers[1] = answers[1], answers[0]
+
+
+def change_a_token(answers):
+    """The last row gets a draft token that should have been rejected."""
+    tokens = list(answers[-1].token_ids)
+    tokens[40] = (tokens[40] + 1) % 997
+    answers[-1] = dataclasses.replace(answers[-1], token_ids=tuple(tokens))
+
+
+def drop_the_end(answers):
+    answers[2] = dataclasses.replace(answers[2], token_ids=answers[2].token_ids[:-3])
+
+
+def empty(answers):
+    answers[1] = dataclasses.replace(answers[1], token_ids=())
+
+
+SPOILS = [swap_rows, change_a_token, drop_the_end, empty]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("spoil", SPOILS)
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_a_text_that_is_wrong_only_beside_other_requests_is_red(spoil, dtype, side_by_side):
+    measured = run(Engine(), spoil=spoil, side_by_side=side_by_side)
+    canary = losslessness.judge(measured, "bfloat16", oracle=oracle(Plain()))
+    natural = losslessness.judge(measured, dtype)
+    assert red(canary) == {"LOS013": Verdict.FAIL}
+    assert red(natural) | {"LOS012": Verdict.INCONCLUSIVE} == {
+        "LOS012": Verdict.INCONCLUSIVE,
+        "LOS013": Verdict.FAIL,
+    }, "a changed text may also be hard to follow to its end"
+    assert "with 4 requests at once" in natural.as_text()
+    assert "same step" in natural.as_text()
+
+
+class RoundsBesideOthers(Engine):
+    """A batch of several requests is computed in another shape, so it takes the other token of a tie."""
+
+    def next_token(self, context):
+        self.rounds = beside_others()
+        return super().next_token(context)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "plain", "found"),
+    [
+        ("bfloat16", 0.5, Plain, {}),
+        ("bfloat16", 0.51, Plain, {"LOS013": Verdict.FAIL}),
+        ("float32", 0.125, Plain, {"LOS013": Verdict.FAIL}),
+        ("bfloat16", 0.125, NoLogits, {"LOS008": Verdict.INVALID}),
+    ],
+)
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_rounding_in_a_batch_of_several_is_excused_as_in_other_shapes(dtype, gap, plain, found, side_by_side):
+    engine = RoundsBesideOthers(**tied(gap))
+    judgement = losslessness.judge(run(engine, plain(**tied(gap)), side_by_side=side_by_side), dtype)
+    assert red(judgement) == found
+    if not found:
+        assert codes(judgement) == ["LOS000", "LOS013"]
+        assert "near-ties, the widest" in judgement.as_text()
+        assert judgement.measurements["concurrent"]["compared_share"] == 1.0
+
+
+def test_a_plain_endpoint_that_does_not_repeat_itself_blames_no_batch():
+    measured = run(Engine(), NotDeterministic(), repeat=8, spoil=swap_rows)
+    assert red(losslessness.judge(measured, "float32"))["LOS013"] is Verdict.INVALID
+
+
+class PlainBesideOthers(Engine):
+    """Speculation is off for batches of several requests."""
+
+    def count(self, accepted):
+        if not beside_others():
+            super().count(accepted)
+
+
+@pytest.mark.parametrize("truth", [None, oracle(Plain())])
+@pytest.mark.parametrize(
+    ("engine", "asked", "rows", "words"),
+    [
+        (Engine(), prompts(8), 1, "serves 4 requests at once"),
+        (Engine(rate=0.5), prompts(8), 1, "serves 4 requests at once"),
+        (PlainBesideOthers(), prompts(8), 4, "speculated with 4 requests at once"),
+        (Engine(), prompts(1), 1, "nothing was seen"),
+    ],
+)
+def test_equal_texts_that_were_not_seen_beside_others_are_invalid(engine, asked, rows, words, truth):
+    truth = truth and {each.name: truth[each.name] for each in asked}
+    judgement = losslessness.judge(run(engine, None, asked, rows=rows), "bfloat16", oracle=truth)
+    assert red(judgement) == {"LOS014": Verdict.INVALID}
+    assert "LOS013" not in codes(judgement)
+    assert words in judgement.as_text()
+
+
+@pytest.mark.parametrize(("n", "overlapping"), [(2, 1), (8, 6)])
+def test_requests_that_were_served_beside_others_are_recorded(n, overlapping):
+    judgement = losslessness.judge(run(Engine(), None, prompts(n), rows=min(n, 4)), "float32")
+    concurrent = judgement.measurements["concurrent"]
+    assert len(concurrent["overlapping"]) == overlapping
+    assert [each["prompt"] for each in concurrent["requests"]] == [each.name for each in prompts(n)]
+    assert concurrent["counts"]["drafts"] > 0
 
 
 def test_too_many_near_ties_leave_too_little_compared():

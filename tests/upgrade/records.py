@@ -10,7 +10,8 @@ from harness.gate import aux_hidden, weights
 from harness.measure import acceptance, losslessness
 from harness.measure.acceptance import AcceptanceRun, PromptRecord
 from harness.measure.endpoint import Counts
-from harness.measure.outputs import Comparison, LosslessnessRun, Segment
+from harness.measure.load import RequestRecord
+from harness.measure.outputs import Comparison, ConcurrentOutputs, LosslessnessRun, Segment
 from harness.pairs.model import Expectations, Pair
 from harness.report.record import RunFolder
 from harness.verdict import Finding, Judgement, Verdict, worst
@@ -59,8 +60,10 @@ def compared(name):
 
 def judgements():
     run = AcceptanceRun("small-vllm-v1-spec", True, 4, 16, tuple(map(accepted, PROMPTS)), "/metrics")
+    requests = tuple(RequestRecord(name, 0.0, 0.1, 3, None) for name in PROMPTS)
+    at_once = ConcurrentOutputs(3, requests, tuple(map(compared, PROMPTS)), counts(9), "")
     outputs = LosslessnessRun(
-        "spec", "plain", False, 3, tuple(map(compared, PROMPTS)), (compared("p00"),), counts(9), "", None
+        "spec", "plain", False, 3, tuple(map(compared, PROMPTS)), (compared("p00"),), counts(9), "", None, at_once
     )
     want = aux_hidden.Expected(768, (2, 4, 5), "the pair", "the pair")
     servers = {
