@@ -55,6 +55,17 @@ class Checkpoints:
         shards = self.drafter.shard_of(drafter_key), self.target.shard_of(target_key)
         return alike(shards[0], drafter_key, shards[1], target_key)
 
+    def tied(self, head: str, embedding: str) -> bool:
+        """Whether the target's config ties its output to its embedding, and both tensors are there and the same."""
+        from harness.checkpoint.data import alike  # noqa: PLC0415 -- imports numpy
+
+        configs = (self.target.config, self.target.config.get("text_config") or {})
+        if not any(config.get("tie_word_embeddings") for config in configs):
+            return False
+        if not {head, embedding} <= set(self.target.tensors):
+            return False
+        return alike(self.target.shard_of(head), head, self.target.shard_of(embedding), embedding)
+
 
 def prepare(pair: Pair, cache: Path, python: Path, progress: Callable[[str], None]) -> Checkpoints:
     """Build or find a pair's checkpoints. `python` is the engine's, which a rebuilt target needs.

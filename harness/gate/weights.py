@@ -8,6 +8,7 @@ import enum
 import fnmatch
 import functools
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from harness.errors import UsageError
-from harness.probe.facts import ConfigKey, Evidence, Fate, Load, Parameter
+from harness.probe.extent import covered
+from harness.probe.facts import After, ConfigKey, Evidence, Fate, Load, Parameter
 from harness.verdict import Finding, Judgement, Verdict, some
 
 __all__ = [
@@ -30,10 +32,17 @@ __all__ = [
     "judge",
     "judge_failed_start",
     "load_exceptions",
+    "padding_of",
     "state_of",
 ]
 
 EXCEPTIONS = Path(__file__).with_name("weight_exceptions.toml")
+_HEAD = re.compile(r"(?:^|\.)lm_head\.weight$")
+_WHAT = ("key", "parameter", "padding", "repack")
+_VOCABULARY_UNIT = 64
+"""Rows to a multiple of which, or of this times the tensor parallel size, both engines pad a vocabulary
+(`DEFAULT_VOCAB_PADDING_SIZE` in vLLM 0.32.0 and SGLang 0.5.23, layers/vocab_parallel_embedding.py)."""
+
 _NAMED = 12
 """How many names a finding spells out; the record has all of them."""
 
@@ -89,7 +98,7 @@ def load_exceptions(engine: str, version: str, path: Path = EXCEPTIONS) -> Excep
     names = {field.name for field in dataclasses.fields(_Exception)}
     rows = []
     for number, row in enumerate(data.get("exception", []), start=1):
-        if set(row) != names or row["what"] not in ("key", "parameter"):
+        if set(row) != names or row["what"] not in _WHAT:
             raise UsageError(f"{path}: exception {number} needs exactly: {', '.join(sorted(names))}")
         made = _Exception(**{**row, "versions": SpecifierSet(row["versions"])})
         if made.engine == engine and made.versions.contains(Version(version), prereleases=True):
@@ -100,13 +109,17 @@ def load_exceptions(engine: str, version: str, path: Path = EXCEPTIONS) -> Excep
 Alike = Callable[[str, str], bool]
 """Whether a key of the drafter's checkpoint and one of the target's hold the same values."""
 
+Tied = Callable[[str, str], bool]
+"""Whether the target's config ties its head to its embedding, and the two keys of its checkpoint hold the same."""
 
-def judge(evidence: Evidence, exceptions: Exceptions, alike: Alike) -> Judgement:
+
+def judge(evidence: Evidence, exceptions: Exceptions, alike: Alike, tied: Tied) -> Judgement:
     """Judge both directions at 100 %, for target and drafter, on every rank.
 
-    Codes: WGT001 no load seen, WGT002 the load raised, WGT003 keys that landed nowhere, WGT004 parameters not filled,
-    WGT005 config keys that matter and were never read, WGT006 something could not be followed, WGT007 a small draft
-    vocabulary without a map of its ids, WGT008 keys that landed and whose tensors are the target's while serving.
+    Codes: WGT001 no load seen, WGT002 the load raised, WGT003 keys that landed nowhere or in part, WGT004 parameters
+    not filled, WGT005 config keys that matter and were never read, WGT006 something could not be followed, WGT007 a
+    small draft vocabulary without a map of its ids, WGT008 keys that landed and whose tensors are the target's while
+    serving, WGT009 tensors of the drafter that changed after the load.
     """
     findings: list[Finding] = []
     measured: dict[str, Any] = {}
@@ -120,18 +133,28 @@ def judge(evidence: Evidence, exceptions: Exceptions, alike: Alike) -> Judgement
         if not usable:
             continue
         fates = fates_of(evidence, role)
-        unused = _unused(role, fates, exceptions)
+        copies = _tied_heads(usable, fates, tied) if role == "target" else {}
+        unused = _unused(role, fates, exceptions, copies)
+        partly = {
+            name: share
+            for name, share in _partly_used(usable, fates).items()
+            if not exceptions.reason(role, "key", name)
+        }
         states = _states(role, usable, exceptions, lent if role == "drafter" else set())
-        findings.append(_keys(role, usable, fates, unused, source))
+        findings += _partial(role, fates, partly, source)
+        if not partly or any(not reason for _, reason in unused.values()):
+            findings.append(_keys(role, usable, fates, unused, source))
         findings.append(_parameters(role, states, source))
         if role == "drafter":
             findings += _vocabulary(evidence.config, fates, source)
             findings += _replaced(evidence, alike)
+            findings += _afterwards(evidence, usable, exceptions)
         measured[role] = {
             "ranks": len(usable),
             "model_class": usable[0].model_class,
             "keys": dict(collections.Counter(fate.value for fate in fates.values())),
             "unused_keys": {name: {"fate": fate, "exempt": reason} for name, (fate, reason) in unused.items()},
+            "partly_used_keys": partly,
             "tensors": sum(len(load.parameters) for load in usable),
             "tensors_not_filled": _worst_states(states),
             "limits": sorted({limit for load in usable for limit in load.limits}),
@@ -213,13 +236,66 @@ def fates_of(evidence: Evidence, role: str) -> dict[str, Fate]:
     }
 
 
-def _unused(role: str, fates: Mapping[str, Fate], exceptions: Exceptions) -> dict[str, tuple[Fate, str]]:
+def _tied_heads(loads: Sequence[Load], fates: Mapping[str, Fate], tied: Tied) -> dict[str, str]:
+    """Return the target's stored heads that need not land, each with the reason: the engine has the embedding there.
+
+    vLLM (AutoWeightsLoader, models/utils.py) and SGLang (models/llama.py) skip the head of a target that ties it, which
+    is right if it is the embedding: some checkpoints (Qwen3-0.6B) store the same tensor under both names.
+    """
+    found: dict[str, str] = {}
+    keys = _keys_of(loads)
+    for name in (name for name, fate in fates.items() if fate is not Fate.USED and _HEAD.search(name)):
+        embeddings = {filled[0] for tensor, filled in keys.items() if _HEAD.search(tensor) and len(filled) == 1}
+        if any(tied(name, embedding) for embedding in embeddings):
+            found[name] = "the target ties its head to its embedding, and this is a copy of the embedding"
+    return found
+
+
+def _unused(
+    role: str, fates: Mapping[str, Fate], exceptions: Exceptions, copies: Mapping[str, str]
+) -> dict[str, tuple[Fate, str]]:
     """Return the keys whose data is nowhere in the model: name -> its fate, and why that is right ("" = it is not)."""
     return {
-        name: (fate, exceptions.reason(role, "key", name))
+        name: (fate, exceptions.reason(role, "key", name) or copies.get(name, ""))
         for name, fate in sorted(fates.items())
         if fate not in (Fate.USED, Fate.READ)
     }
+
+
+def _partly_used(loads: Sequence[Load], fates: Mapping[str, Fate]) -> dict[str, float]:
+    """Return the keys of which only a part is in the model, over all ranks, with its share (below 1)."""
+    landed = collections.defaultdict(list)
+    for load in loads:
+        for key in load.keys:
+            if key.landed and fates[key.name] is Fate.USED:
+                landed[key.name].append(key)
+    found = {}
+    for name, keys in sorted(landed.items()):
+        sizes, taken = {key.size for key in keys}, [key.taken for key in keys if key.taken is not None]
+        if len(sizes) == 1 and len(taken) == len(keys):
+            size = sizes.pop()
+            used = covered(size, (piece for pieces in taken for piece in pieces))
+            if used is not None and used < size:
+                found[name] = used / size
+    return found
+
+
+def _partial(role: str, fates: Mapping[str, Fate], partly: Mapping[str, float], source: str) -> list[Finding]:
+    if not partly:
+        return []
+    return [
+        Finding(
+            "WGT003",
+            Verdict.FAIL,
+            f"{len(partly)} of {len(fates)} keys of the {role} landed in part only",
+            n=len(fates),
+            expected="every byte of each key, on one rank or another",
+            actual=some([f"{name}: {100 * share:.4g} % used" for name, share in partly.items()], _NAMED),
+            source=source,
+            cause="the loader took a slice, and no rank took the rest: a wrong offset, or a size that is too small",
+            remedy="compare the key's shape with the sizes in config.json, and with what each rank should take",
+        )
+    ]
 
 
 def _keys(
@@ -275,9 +351,36 @@ class State(enum.Enum):
     LACKING = "not filled"
 
 
-def state_of(role: str, parameter: Parameter, exceptions: Exceptions, shared: set[str]) -> State:
-    """Return what is known of one parameter; `shared` are the drafter's tensors that rightly are the target's."""
-    if parameter.written and not parameter.untouched:
+def padding_of(role: str, loads: Sequence[Load], exceptions: Exceptions) -> dict[str, int]:
+    """Return how many elements of a rank's part of a vocabulary tensor the engine may fill itself, by its name.
+
+    Which tensors these are the exceptions say; how much is what the one key that fills it lacks of the next multiple of
+    the padding. `loads` are those of all ranks.
+    """
+    shapes = {key.name: key.shape for load in loads for key in load.keys}
+    sources = _keys_of(loads)
+    found: dict[str, int] = {}
+    for load in loads:
+        for tensor in load.parameters:
+            keys = sources[tensor.name]
+            if len(keys) != 1 or not exceptions.reason(role, "padding", tensor.name):
+                continue
+            shape = shapes.get(keys[0], ())
+            if not shape or not tensor.elements or shape[1:] != tensor.shape[1:]:
+                continue
+            split, whole = (tensor.shape[0] * ranks - shape[0] for ranks in (load.place.tp_size, 1))
+            rows = next((n for n in (split, whole) if 0 <= n < _VOCABULARY_UNIT * load.place.tp_size), 0)
+            found[tensor.name] = rows * (tensor.elements // tensor.shape[0])
+    return found
+
+
+def state_of(role: str, parameter: Parameter, exceptions: Exceptions, shared: set[str], padding: int) -> State:
+    """Return what is known of one parameter.
+
+    `shared` are the drafter's tensors that rightly are the target's, `padding` the elements of this one that the engine
+    may fill with data of no key (`padding_of`).
+    """
+    if parameter.elements and not parameter.untouched and parameter.filled <= padding:
         return State.FILLED if parameter.exact else State.UNSURE
     is_shared = parameter.name in shared or shared.intersection(parameter.aliases)
     if is_shared or exceptions.reason(role, "parameter", parameter.name):
@@ -288,8 +391,9 @@ def state_of(role: str, parameter: Parameter, exceptions: Exceptions, shared: se
 def _states(
     role: str, loads: Sequence[Load], exceptions: Exceptions, shared: set[str]
 ) -> list[tuple[State, Parameter]]:
+    padding = padding_of(role, loads, exceptions)
     return [
-        (state_of(role, parameter, exceptions, shared), parameter)
+        (state_of(role, parameter, exceptions, shared, padding.get(parameter.name, 0)), parameter)
         for load in loads
         for parameter in load.parameters
         if parameter.kind != "attribute" and parameter.elements
@@ -341,6 +445,7 @@ def _parameters(role: str, looked_at: Sequence[tuple[State, Parameter]], source:
         )
     described = [
         f"{name} {list(parameter.shape)}: {parameter.written} of {parameter.elements} elements written"
+        + (f", {parameter.filled} filled with data of no key" if parameter.filled else "")
         for name, parameter in sorted(lacking.items())
     ]
     return Finding(
@@ -442,6 +547,76 @@ def _replaced(evidence: Evidence, alike: Alike) -> list[Finding]:
             n=len(own),
             actual=some([mine for mine, _ in own], _NAMED),
             source=source,
+        )
+    ]
+
+
+def _afterwards(evidence: Evidence, loads: Sequence[Load], exceptions: Exceptions) -> list[Finding]:
+    """Judge that the drafter serves with what was loaded; those that became the target's are `_replaced`'s."""
+    tensors = [(load.place, [each for each in load.parameters if each.keys and each.elements]) for load in loads]
+    states = {place.pid: held for place, held in tensors if any(each.after != After.NOT_COMPARED for each in held)}
+    source = "probe: sampled elements of each tensor when loaded, when the model was ready, and while serving"
+    serving = {each.place.pid for each in evidence.servings}
+    unwatched = sorted({place.rank for place, held in tensors if held and place.pid in serving - set(states)})
+    if unwatched:
+        return [
+            Finding(
+                "WGT006",
+                Verdict.INVALID,
+                f"what became of the drafter's tensors after the load was not looked at on ranks {unwatched}",
+                source=source,
+                cause="the probe did not compare them before it let go",
+                remedy="see the evidence folder",
+            )
+        ]
+    looked_at = [each for held in states.values() for each in held]
+    if not looked_at:
+        return []
+    kept = (After.SAME, After.LENT)
+    packed = [
+        each for each in looked_at
+        if each.after == After.REPACKED and exceptions.reason("drafter", "repack", f"{each.name} {each.after_detail}")
+    ]  # fmt: skip
+    changed = {each.name: each.after_detail for each in looked_at if each.after == After.CHANGED}
+    others = [each for each in looked_at if each.after not in kept and each.name not in changed and each not in packed]
+    unsure = {each.name: each.after_detail or each.after for each in others}
+    if changed:
+        return [
+            Finding(
+                "WGT009",
+                Verdict.FAIL,
+                f"{len(changed)} tensors of the drafter are not what was loaded",
+                n=len(looked_at),
+                expected="each serves as it was loaded",
+                actual=some([f"{name}: {detail}" for name, detail in sorted(changed.items())], _NAMED),
+                source=source,
+                cause="the engine wrote to them, converted or exchanged them after load_weights had returned",
+                remedy="look for what the engine does to the drafter between its load and its first draft",
+            )
+        ]
+    if unsure:
+        return [
+            Finding(
+                "WGT006",
+                Verdict.INVALID,
+                f"whether {len(unsure)} tensors of the drafter still hold what was loaded cannot be told",
+                n=len(looked_at),
+                actual=some([f"{name}: {detail}" for name, detail in sorted(unsure.items())], _NAMED),
+                source=source,
+                cause="their layers' own methods may repack them, and the packed form is not known",
+                remedy="serve the drafter unquantised for this check, or review the method and write a row of "
+                'weight_exceptions.toml (what = "repack")',
+            )
+        ]
+    same, lent = (sum(each.after == state for each in looked_at) for state in kept)
+    return [
+        Finding(
+            "WGT009",
+            Verdict.PASS,
+            "the drafter's tensors serve as they were loaded",
+            n=same + lent,
+            source=source,
+            actual=f"{same} the same, {lent} the target's, {len(packed)} packed by their layers and not comparable",
         )
     ]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from harness.errors import EvidenceError
 from harness.probe.facts import (
     Absent,
+    After,
     Capture,
     ConfigKey,
     Evidence,
@@ -220,6 +221,7 @@ def _parse(folder: Path, record: dict[str, Any], make: Callable[[dict[str, Any]]
 def _load(record: dict[str, Any]) -> Load:
     parameters = tuple(Parameter(**_tuples(row)) for row in record["parameters"])
     for parameter in parameters:
+        After(parameter.after)
         if not 0 <= parameter.written + parameter.filled <= parameter.elements:
             raise ValueError(
                 f"{parameter.name}: {parameter.written} written and {parameter.filled} filled of {parameter.elements}"
@@ -234,9 +236,14 @@ def _load(record: dict[str, Any]) -> Load:
         error=record["error"],
         seconds=record["seconds"],
         parameters=parameters,
-        keys=tuple(Key(**_tuples(row)) for row in record["keys"]),
+        keys=tuple(_key(row) for row in record["keys"]),
         limits=tuple(record["limits"]),
     )
+
+
+def _key(row: dict[str, Any]) -> Key:
+    taken = row["taken"]
+    return Key(**{**_tuples(row), "taken": None if taken is None else tuple(tuple(map(int, piece)) for piece in taken)})
 
 
 def _serving(record: dict[str, Any]) -> Serving:

@@ -8,6 +8,7 @@ from typing import Any
 
 __all__ = [
     "Absent",
+    "After",
     "Capture",
     "ConfigKey",
     "Evidence",
@@ -36,6 +37,17 @@ class Place:
     dp_rank: int
 
 
+class After(enum.StrEnum):
+    """What became of a tensor between the end of the load and the end of the record of serving."""
+
+    NOT_COMPARED = "not compared"  # the target's, a tensor without checkpoint data, or the drafter has not served
+    SAME = "same"  # the same type, shape and values, as far as they were sampled
+    LENT = "the target's"  # it has the memory of a tensor of the target: `Serving.shared`
+    REPACKED = "repacked"  # changed before the model was ready, where the layer's own method may repack its tensors
+    CHANGED = "changed"  # other values, type or shape, or gone, and no method of its layer was there to do it
+    UNREADABLE = "cannot be read"  # its elements cannot be looked at
+
+
 @dataclasses.dataclass(frozen=True)
 class Parameter:
     """One tensor of a loaded model, as it stood when the engine's `load_weights` returned (this rank's shard).
@@ -46,7 +58,8 @@ class Parameter:
     `writes` counts the write operations that reached it, `rewritten` the elements whose checkpoint data was
     replaced by that of another write. `aliases` are other names in the same model with the same memory.
     `exact` is false where the counts are upper bounds; `unseen_change` is true where the values changed without a
-    write that the probe could see.
+    write that the probe could see. `after` is a value of `After`; `after_detail` says when or by which method, and from
+    which type and shape to which.
     """
 
     name: str
@@ -62,6 +75,8 @@ class Parameter:
     aliases: tuple[str, ...]
     exact: bool
     unseen_change: bool
+    after: str
+    after_detail: str
 
     @property
     def untouched(self) -> int:
@@ -95,6 +110,8 @@ class Key:
 
     `in_files` is false for a key that was offered but stands in no header (renamed by the engine's iterator, or the
     headers could not be read: see `Load.limits`). `landed` names the tensors of the model that hold its data.
+    Of its `size` bytes, `taken` are the rectangles that were copied there (`harness.probe.extent`), on this rank; None
+    where that cannot be told, because the data went through computed tensors in parts, or in too many pieces.
     """
 
     name: str
@@ -105,6 +122,8 @@ class Key:
     landed: tuple[str, ...]
     read_as_values: bool
     overwritten: bool
+    size: int
+    taken: tuple[tuple[int, int, int, int, int], ...] | None
 
     @property
     def fate(self) -> Fate:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.errors import EvidenceError
-from harness.gate.weights import Exceptions, State, borrowed, fates_of, load_exceptions, state_of
+from harness.gate.weights import Exceptions, State, borrowed, fates_of, load_exceptions, padding_of, state_of
 from harness.probe.facts import Evidence, Fate, Parameter
 from harness.upgrade.model import Change, Compared, Context, Kind, lost, shown
 from harness.upgrade.recorded import Side
@@ -75,11 +75,12 @@ def _loaded(found: Evidence, role: str, place: Any, exceptions: Exceptions, lent
         each.name: each for load in here for each in load.parameters if each.kind != "attribute" and each.elements
     }
     shared = lent if role == "drafter" else set()
+    padding = padding_of(role, found.of(role), exceptions)
     return Loaded(
         here[0].model_class,
         fates_of(dataclasses.replace(found, loads=here), role),
         frozenset(key.name for load in here for key in load.keys if key.in_files),
-        {name: state_of(role, each, exceptions, shared) for name, each in tensors.items()},
+        {name: state_of(role, each, exceptions, shared, padding.get(name, 0)) for name, each in tensors.items()},
         tensors,
     )
 

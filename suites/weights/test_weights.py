@@ -24,4 +24,4 @@ def test_weights(case: Case, judge: Judge) -> None:
             raise
         judge(failed)
     else:
-        judge(weights.judge(evidence, exceptions, case.checkpoints.alike))
+        judge(weights.judge(evidence, exceptions, case.checkpoints.alike, case.checkpoints.tied))

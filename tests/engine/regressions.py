@@ -15,10 +15,13 @@ REGRESSIONS = {}
 SGLang 0.5.23.
 """
 
+SEEN_IN_LOADS = {}
+"""The same, of those that are to be seen in what became of the weights, and are not tried with the gate."""
 
-def regression(module):
+
+def regression(module, registry=REGRESSIONS):
     def register(function):
-        REGRESSIONS[function.__name__] = (module, function)
+        registry[function.__name__] = (module, function)
         return function
 
     return register
@@ -33,6 +36,37 @@ def dropped_tensors(module):
         return load(self, ((name, tensor) for name, tensor in weights if "o_proj" not in name))
 
     module.Eagle3LlamaForCausalLM.load_weights = load_weights
+
+
+@regression("vllm.model_executor.models.llama_eagle3", SEEN_IN_LOADS)
+def half_a_tensor(module):
+    """Of the drafter's input projection, the later half is taken for zeros."""
+    import torch
+
+    load = module.Eagle3LlamaForCausalLM.load_weights
+
+    def half(name, tensor):
+        if not name.endswith("fc.weight"):
+            return tensor
+        part = tensor[:, : tensor.shape[1] // 2]
+        return torch.cat([part, torch.zeros_like(part)], 1)
+
+    def load_weights(self, weights):
+        return load(self, ((name, half(name, tensor)) for name, tensor in weights))
+
+    module.Eagle3LlamaForCausalLM.load_weights = load_weights
+
+
+@regression("vllm.v1.spec_decode.llm_base_proposer", SEEN_IN_LOADS)
+def altered_after_load(module):
+    """The drafter's last norm is scaled when its load is over."""
+    load = module.SpecDecodeBaseProposer.load_model
+
+    def load_model(self, *args, **kwargs):
+        load(self, *args, **kwargs)
+        self.model.model.norm.weight.data.mul_(2)
+
+    module.SpecDecodeBaseProposer.load_model = load_model
 
 
 @regression("vllm.model_executor.models.interfaces")
@@ -155,7 +189,10 @@ import importlib.machinery
 import sys
 
 
-def regression(module):
+SEEN_IN_LOADS = None
+
+
+def regression(*_):
     return lambda function: function
 
 
@@ -185,7 +222,7 @@ def regressed(python: Path, name: str, folder: Path) -> Path:
     """Copy the environment of `python` into `folder`, with the regression `name`; return the copy's Python."""
     environment = python.parent.parent
     shutil.copytree(environment, folder, symlinks=True, copy_function=_link)
-    module, function = REGRESSIONS[name]
+    module, function = (REGRESSIONS | SEEN_IN_LOADS)[name]
     source = textwrap.dedent(inspect.getsource(function))
     (site,) = folder.glob("lib/python3*/site-packages")
     (site / "engine_regression.py").write_text(_PATCHER.format(function=source, module=module, name=name))

@@ -54,6 +54,27 @@ def test_a_removed_tensor(small, judge, tmp_path, tensor):
     assert finding["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "named"),
+    [
+        ("half_a_tensor", "WGT003", "fc.weight: 50 % used"),
+        (
+            "altered_after_load",
+            "WGT009",
+            "model.norm.weight: while serving: bfloat16 256 to bfloat16 256 of other values",
+        ),
+    ],
+)
+def test_an_engine_that_loads_a_part_or_changes_what_it_loaded(
+    small, judge_pair, tmp_path, vllm_python, name, code, named
+):
+    python = regressed(vllm_python, name, tmp_path / "regressed")
+    result = judge_pair(python, "vllm", *pair(small.drafter), select="weights")
+    assert result.status == 1, result.output
+    assert result.verdict("weights") == "FAIL"
+    assert named in result.finding("weights", code)["actual"]
+
+
 def test_swapped_fc_chunks(small, judge, tmp_path):
     result = judge(*pair(faults.apply("swap-fc-chunks", small.drafter, tmp_path / "drafter", "0", "2")))
     assert result.status == 1

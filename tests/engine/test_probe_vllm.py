@@ -13,7 +13,10 @@ from harness.canary.build import Canary
 from harness.canary.spec import SHIPPED, CanarySpec
 from harness.engines.vllm import TRITON_CPU
 from harness.errors import EvidenceError
+from harness.gate import weights
 from harness.probe.evidence import Fate, environment, read
+from harness.probe.extent import covered
+from harness.verdict import Verdict
 from tests.engine.support import PROMPTS, canary, captured, without
 
 pytestmark = pytest.mark.engine
@@ -136,6 +139,16 @@ def test_ranks_of_tensor_parallelism_each_have_their_own(serve, tmp_path):
         assert (row.written, row.untouched) == (row.elements // 2, row.elements // 2)
     assert [serving.place.rank for serving in found.servings] == [0, 1]
     assert captured(found) == {((2,), (4,), (5,))}
+    down = [load.key("midlayer.mlp.down_proj.weight") for load in found.of("drafter")]
+    assert [covered(key.size, key.taken) * 2 for key in down] == [key.size for key in down]  # half of each row
+    judgement = weights.judge(found, weights.load_exceptions("vllm", found.engine_version), never, never)
+    assert [item.code for item in judgement.findings if item.verdict is not Verdict.PASS] == ["WGT004"], (
+        "beside the tensor that is missing, the ranks took every byte of every key between them, and changed none"
+    )
+
+
+def never(*_):
+    return False
 
 
 def test_a_nested_config_of_speculators(serve, tmp_path):

@@ -1,6 +1,7 @@
 """Evidence made by hand: a healthy run, to be broken in one place by each test."""
 
 import dataclasses
+import math
 
 from harness.probe.facts import (
     Capture,
@@ -20,12 +21,28 @@ PLACE = Place(pid=1, rank=0, world_size=1, tp_rank=0, tp_size=1, pp_rank=0, pp_s
 
 def parameter(name, written=64, elements=64, filled=0, kind="parameter", aliases=()):
     return Parameter(
-        name, kind, (8, 8), "torch.bfloat16", elements, written, filled, 1, 0, (name,), tuple(aliases), True, False
+        name,
+        kind,
+        (8, 8),
+        "torch.bfloat16",
+        elements,
+        written,
+        filled,
+        1,
+        0,
+        (name,),
+        tuple(aliases),
+        True,
+        False,
+        "same",
+        "",
     )
 
 
 def key(name, landed=("x",), offered=1, *, read=False, overwritten=False, shape=(8, 8)):
-    return Key(name, True, shape, "BF16", offered, tuple(landed), read, overwritten)
+    size = 2 * math.prod(shape)
+    taken = ((size, 0, 1, 0, size),) if landed else ()
+    return Key(name, True, shape, "BF16", offered, tuple(landed), read, overwritten, size, taken)
 
 
 def load(role, parameters, keys, rank=0, **changes):

@@ -12,8 +12,8 @@ from tests.gate.evidence import config, evidence, key, load, parameter, serving
 EXCEPTIONS = weights.load_exceptions("vllm", "0.32.0")
 
 
-def judge(*, alike=lambda ours, targets: ours == targets, **changes):
-    return weights.judge(evidence(**changes), EXCEPTIONS, alike)
+def judge(*, alike=lambda ours, targets: ours == targets, tied=lambda head, embedding: False, **changes):
+    return weights.judge(evidence(**changes), EXCEPTIONS, alike, tied)
 
 
 def with_drafter(parameters=None, keys=None, **changes):
@@ -75,8 +75,146 @@ def test_a_parameter_that_is_not_filled(written):
     assert f"norm.weight [8, 8]: {written} of 64" in finding.actual
 
 
-def test_padding_that_the_engine_filled_is_fine():
-    assert judge(**with_drafter([parameter("lm_head.weight", written=60, filled=4)])).verdict is Verdict.PASS
+def padded(name="lm_head.weight", rows=7, *ranks, keys=None):
+    """Return what changes an evidence so that a drafter's tensor is filled from a key of so many rows, rank by rank."""
+    keys = (name,) if keys is None else keys
+    loads = []
+    for rank, (written, filled) in enumerate(ranks):
+        tensor = dataclasses.replace(parameter(name, written, filled=filled), keys=keys if written else ())
+        made = load("drafter", [parameter("model.fc.weight"), tensor], [key("fc.weight"), key(name, shape=(rows, 8))])
+        place = dataclasses.replace(made.place, rank=rank, tp_rank=rank, tp_size=len(ranks), pid=1 + rank)
+        loads.append(dataclasses.replace(made, place=place))
+    return {"loads": (evidence().loads[0], *loads)}
+
+
+@pytest.mark.parametrize("ranks", [((56, 8),), ((56, 8), (0, 64))])
+def test_padding_that_the_engine_filled_is_fine(ranks):
+    assert judge(**padded("lm_head.weight", 7, *ranks)).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        padded("qkv_proj.weight", 7, (56, 8)),  # no vocabulary: a shard that is absent, and zeros in its place
+        padded("lm_head.weight", 7, (48, 16)),  # more than the padding
+        padded("lm_head.weight", 7, (56, 8), keys=("a", "b")),
+    ],
+)
+def test_what_the_engine_filled_without_data_is_not_loaded(lacking):
+    finding = red(judge(**lacking), "WGT004")
+    assert finding.verdict is Verdict.FAIL
+    assert "filled with data of no key" in finding.actual
+
+
+HALVES = ((128, 0, 1, 0, 64),), ((128, 0, 1, 64, 128),)
+COLUMNS = ((16, 0, 8, 0, 8),), ((16, 0, 8, 8, 16),)
+
+
+def taken(*ranks):
+    loads = [
+        load("drafter", [parameter("fc.weight")], [dataclasses.replace(key("fc.weight"), taken=pieces)], rank)
+        for rank, pieces in enumerate(ranks)
+    ]
+    return {"loads": (evidence().loads[0], *loads)}
+
+
+@pytest.mark.parametrize("ranks", [HALVES, COLUMNS, (HALVES[0], None), (HALVES[0] + COLUMNS[1], HALVES[1])])
+def test_ranks_that_take_a_key_between_them(ranks):
+    assert judge(**taken(*ranks)).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("ranks", "share"),
+    [
+        ((HALVES[0], HALVES[0]), "50 %"),  # rank 1 took rank 0's half
+        ((COLUMNS[1], COLUMNS[1]), "50 %"),
+        ((HALVES[0], COLUMNS[0]), "75 %"),
+        ((((128, 0, 1, 0, 120),),), "93.75 %"),  # the tail is lost
+    ],
+)
+def test_a_key_of_which_no_rank_took_a_part(ranks, share):
+    finding = red(judge(**taken(*ranks)), "WGT003")
+    assert finding.verdict is Verdict.FAIL
+    assert f"fc.weight: {share} used" in finding.actual
+
+
+def tied_target(**facts):
+    """Return what changes an evidence so that the target stores a head beside the embedding that it ties it to."""
+    names = {"model.embed_tokens.weight": "lm_head.weight", "lm_head.weight": "model.embed_tokens.weight"}
+    tensors = [
+        dataclasses.replace(parameter(name), keys=("model.embed_tokens.weight",), aliases=(alias,))
+        for name, alias in names.items()
+    ]
+    keys = [key("model.embed_tokens.weight"), key("lm_head.weight", landed=())]
+    return {"loads": (load("target", tensors, keys), evidence().loads[1])}
+
+
+def test_a_stored_head_that_is_the_tied_embedding_need_not_land():
+    asked = []
+    judgement = judge(tied=lambda *pair: not asked.append(pair), **tied_target())
+    assert judgement.verdict is Verdict.PASS
+    assert asked == [("lm_head.weight", "model.embed_tokens.weight")]
+    assert "copy of the embedding" in judgement.measurements["target"]["unused_keys"]["lm_head.weight"]["exempt"]
+
+
+def test_a_stored_head_that_is_another_than_the_tied_embedding_is_lost():
+    assert "lm_head.weight" in red(judge(tied=lambda *_: False, **tied_target()), "WGT003").actual
+
+
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        ("vllm", "model.layers.3.self_attn.mla_attn.mla_attn._k_scale"),
+        ("vllm", "model.layers.3.self_attn.mla_attn.mla_attn._prob_scale"),
+        ("vllm", "model.layers.3.self_attn.attn._v_scale"),
+        ("vllm", "model.layers.3.self_attn.rotary_emb.long_short_cos_sin_cache"),
+        ("vllm", "model.layers.3.self_attn.rotary_emb.cos_sin_cache_bf16"),
+        ("sglang", "model.layers.3.self_attn.rotary_emb.long_cos_sin_cache"),
+    ],
+)
+def test_buffers_that_need_no_data(engine, name):
+    release = {"vllm": "0.32.0", "sglang": "0.5.23"}[engine]
+    assert weights.load_exceptions(engine, release).reason("target", "parameter", name)
+    assert not weights.load_exceptions(engine, release).reason(
+        "target", "parameter", "model.layers.3.self_attn.k_scale"
+    )
+
+
+def after(state, detail="", name="model.fc.weight"):
+    return with_drafter([dataclasses.replace(parameter(name), after=state, after_detail=detail)])
+
+
+@pytest.mark.parametrize("detail", ["while serving: float32 8x8 to float32 8x8 of other values", "while serving: gone"])
+def test_a_tensor_that_changed_after_the_load(detail):
+    finding = red(judge(**after("changed", detail)), "WGT009")
+    assert finding.verdict is Verdict.FAIL
+    assert f"model.fc.weight: {detail}" in finding.actual
+
+
+@pytest.mark.parametrize(
+    ("state", "detail"),
+    [
+        ("repacked", "UnquantizedLinearMethod: bfloat16 8x8 to float16 8x8"),
+        ("repacked", "Fp8LinearMethod: bfloat16 8x8 to float8_e4m3fn 8x8"),
+        ("cannot be read", ""),
+    ],
+)
+def test_a_tensor_of_which_it_cannot_be_told_what_it_holds_after_the_load(state, detail):
+    finding = red(judge(**after(state, detail)), "WGT006")
+    assert finding.verdict is Verdict.INVALID
+    assert "model.fc.weight" in finding.actual
+
+
+def test_a_tensor_that_is_packed_by_design_is_said_not_to_be_compared():
+    judgement = judge(**after("repacked", "UnquantizedLinearMethod: bfloat16 8x8 to bfloat16 0"))
+    assert judgement.verdict is Verdict.PASS
+    assert "1 packed by their layers and not comparable" in judgement.as_text()
+
+
+def test_a_drafter_that_was_not_looked_at_again_is_not_called_unchanged():
+    finding = red(judge(**after("not compared")), "WGT006")
+    assert finding.verdict is Verdict.INVALID
+    assert "ranks [0]" in finding.summary
 
 
 @pytest.mark.parametrize("unsure", [{"exact": False}, {"written": 0, "unseen_change": True}])
@@ -177,6 +315,11 @@ def test_a_config_key_that_matters_and_is_never_read():
     finding = red(judge(config=(config("hidden_size"), config(path, [1, 3, 6], read=False))), "WGT005")
     assert finding.verdict is Verdict.FAIL
     assert path in finding.actual
+
+
+@pytest.mark.parametrize("path", ["rope_theta", "transformer_layer_config.rope_theta"])
+def test_an_engine_that_stops_reading_the_rotary_base(path):
+    assert path in red(judge(config=(config("hidden_size"), config(path, 1e6, read=False))), "WGT005").actual
 
 
 def test_a_harmless_value_may_go_unread():

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from harness.errors import EvidenceError
 from harness.probe.evidence import PLUGIN, Fate, read, read_loads
+from harness.probe.facts import After
 from tests.probe.test_config import make_library
 from tests.probe.test_serving import Drafter, Target
 
@@ -178,6 +179,18 @@ def test_a_run_from_load_to_the_last_hook(vllm):
     assert serving.declared == (1, 3, 4)
     assert [key.path for key in found.config if key.read] == ["hidden_size"]
     assert vllm.now() == vllm.originals
+
+
+def test_what_the_drafter_serves_with_is_held_against_what_was_loaded(vllm):
+    vllm.start()
+    assert {row.after for row in read_loads(vllm.folder)[0].parameters} == {After.NOT_COMPARED}
+    vllm.proposer.model.fc.weight.copy_(torch.ones(()))
+    for _ in range(ENOUGH):
+        vllm.step()
+    found = read(vllm.folder)
+    after = {row.name: row.after for row in found.of("drafter")[0].parameters}
+    assert after.pop("fc.weight") == After.CHANGED
+    assert set(after.values()) == {After.SAME}
 
 
 def test_without_real_proposals_the_evidence_is_unfinished(vllm):

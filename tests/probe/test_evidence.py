@@ -15,11 +15,11 @@ PLACE = {"rank": 0, "world_size": 1, "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "
 PARAMETER = {
     "name": "fc.weight", "kind": "parameter", "shape": [2, 6], "dtype": "bfloat16", "elements": 12, "written": 12,
     "filled": 0, "writes": 1, "rewritten": 0, "keys": ["fc.weight"], "aliases": [], "exact": True,
-    "unseen_change": False,
+    "unseen_change": False, "after": "same", "after_detail": "",
 }  # fmt: skip
 KEY = {
     "name": "fc.weight", "in_files": True, "shape": [2, 6], "dtype": "BF16", "offered": 1, "landed": ["fc.weight"],
-    "read_as_values": False, "overwritten": False,
+    "read_as_values": False, "overwritten": False, "size": 24, "taken": [[24, 0, 1, 0, 24]],
 }  # fmt: skip
 CAPTURE = {"chunk": 0, "layers": [2], "final_norm": False, "exact": True, "distance": 0.0}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -297,6 +298,48 @@ def test_a_checkpoint_without_headers_is_a_stated_limit(tmp_path):
     with recorder:
         pass
     assert any("not a folder" in limit for limit in recorder.facts()["limits"])
+
+
+def test_files_that_the_index_does_not_name_are_not_the_checkpoint(checkpoint):
+    """Mistral's consolidated.safetensors holds the same again, by other names."""
+    folder, tensors = checkpoint
+    save_file({"layers.0.wq": torch.zeros(2)}, folder / "consolidated.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert sorted(load(checkpoint, usual)["key"]) == sorted(tensors)
+
+
+def test_what_was_taken_of_each_key_is_on_record(checkpoint):
+    def loader(model, weights):
+        for name, tensor in weights:
+            if name == "embed.weight":
+                model.embed.weight.data[:6].copy_(tensor.narrow(0, 0, 6))
+            elif name == "q":
+                model.qkv.weight.data[:4, :2].copy_(tensor.narrow(1, 2, 2))
+            elif name == "k":
+                model.qkv.weight.data[4:8].copy_(tensor.float())
+            elif name == "v":
+                for row in range(4):
+                    model.qkv.weight.data[8 + row].copy_(tensor[row])
+            elif name == "norm.weight":
+                model.norm.weight.data = tensor[:3]
+
+    key = load(checkpoint, loader)["key"]
+    assert (key["embed.weight"]["size"], key["embed.weight"]["taken"]) == (128, [(128, 0, 1, 0, 96)])
+    assert key["q"]["taken"] == [(16, 0, 4, 8, 16)]
+    assert key["k"]["taken"] == [(64, 0, 1, 0, 64)]
+    assert key["v"]["taken"] == [(64, 0, 1, 0, 64)]
+    assert key["norm.weight"]["taken"] == [(16, 0, 1, 0, 12)]
+    assert key["d2t"]["taken"] == []
+
+
+def test_a_part_of_a_computed_copy_counts_as_the_whole_that_was_copied(checkpoint):
+    def loader(model, weights):
+        for name, tensor in weights:
+            if name == "q":
+                model.qkv.weight.data[:2].copy_((tensor * 2)[:2])
+
+    assert load(checkpoint, loader)["key"]["q"]["taken"] == [(64, 0, 1, 0, 64)]
 
 
 def test_an_exception_inside_the_tracer_is_a_fault_and_the_load_goes_on(checkpoint, monkeypatch):

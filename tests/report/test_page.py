@@ -289,7 +289,9 @@ def test_what_the_harness_measures_and_judges_has_the_form_that_is_drawn(tmp_pat
             measure_throughput.measure(spec, plain, prompts(6), 32, concurrency_ladder=(1, 2), rounds=4, clock=clock),
             {1: 1.5},
         ),
-        weights.judge(seen := evidence(), weights.load_exceptions("vllm", "0.32.0"), lambda *_: False),
+        weights.judge(
+            seen := evidence(), weights.load_exceptions("vllm", "0.32.0"), lambda *_: False, lambda *_: False
+        ),
     )
     run = RunFolder.create(tmp_path)
     run.write_case("small-vllm-v1", evidence=seen, pair={"name": "small", "expect": {"throughput_ratio": {"1": 1.5}}})

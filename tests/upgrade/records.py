@@ -76,7 +76,9 @@ def judgements():
     }  # fmt: skip
     return {
         "test_startup": Judgement("startup", (Finding("STA001", Verdict.PASS, "ready"),), {"servers": servers}),
-        "test_weights": weights.judge(EVIDENCE, weights.load_exceptions("vllm", "0.32.0"), lambda *_: True),
+        "test_weights": weights.judge(
+            EVIDENCE, weights.load_exceptions("vllm", "0.32.0"), lambda *_: True, lambda *_: True
+        ),
         "test_aux_hidden": aux_hidden.judge(EVIDENCE, want),
         "test_acceptance": acceptance.judge_exact(run, {name: counts() for name in PROMPTS}),
         "test_losslessness": losslessness.judge(outputs, "bfloat16", oracle=dict.fromkeys(PROMPTS, (5, 6, 7))),

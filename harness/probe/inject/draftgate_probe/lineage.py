@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .regions import NOTHING, Keys, Regions, View
+from .regions import NOTHING, Keys, Regions, Share, View, gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -119,11 +119,24 @@ class Lineage:
             self.limits.add(f"{key}: its tensor has no storage to follow ({type(tensor).__name__})")
         else:
             regions.write(View.of(tensor), frozenset({key}))
+            regions.own[key] = View.of(tensor)
 
     def keys(self, tensor: Any) -> Keys:
         """Return the checkpoint keys whose data a tensor holds."""
         regions = self.regions(tensor)
         return regions.keys(View.of(tensor)) if regions else NOTHING
+
+    def share(self, tensor: Any, key: str) -> Share:
+        """Return which part of a checkpoint key's tensor a tensor may hold."""
+        regions = self.regions(tensor)
+        return regions.share(View.of(tensor), key) if regions else Share()
+
+    def _data(self, inputs: Iterable[Any]) -> dict[str, Share]:
+        """Return the keys whose data these tensors hold, with the part of each."""
+        found: dict[str, Share] = {}
+        for tensor in inputs:
+            gather(found, ((key, self.share(tensor, key)) for key in self.keys(tensor)))
+        return found
 
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: object) -> None:
         """Take note of one operation that has just run."""
@@ -136,30 +149,32 @@ class Lineage:
         inputs = [tensor for tensor in tensors((*args, *kwargs.values())) if id(tensor) not in targets]
         if len(written) == len(inputs) and traits.name.startswith("_foreach_"):
             for destination, source in zip(written, inputs, strict=True):
-                self._write(traits.name, destination, self.keys(source), args)
+                self._write(traits.name, destination, self._data([source]), args)
             return
-        keys = NOTHING.union(*map(self.keys, inputs)) if inputs else NOTHING
+        data = self._data(inputs)
         if written:
             for destination in written:
-                self._write(traits.name, destination, keys, args)
-        elif keys:
-            self._results(traits.name, inputs, keys, tensors([out]))
+                self._write(traits.name, destination, data, args)
+        elif data:
+            self._results(traits.name, inputs, data, tensors([out]))
 
-    def _results(self, name: str, inputs: list[Any], keys: Keys, results: list[Any]) -> None:
+    def _results(self, name: str, inputs: list[Any], data: dict[str, Share], results: list[Any]) -> None:
         if name in _SCALAR_READERS:
-            self.read_as_values |= keys
+            self.read_as_values |= set(data)
         shared = {storage_id(tensor) for tensor in inputs}
         for result in results:
             if storage_id(result) not in shared:
                 regions = self.regions(result, make=True)
                 if regions is not None:
-                    regions.write(View.of(result), keys)
+                    regions.write(View.of(result), frozenset(data))
+                    regions.note(data)
 
-    def _write(self, name: str, destination: Any, keys: Keys, args: tuple[Any, ...]) -> None:
+    def _write(self, name: str, destination: Any, data: dict[str, Share], args: tuple[Any, ...]) -> None:
         regions = self.regions(destination, make=True)
         if regions is None:
             return
-        view = View.of(destination)
+        view, keys = View.of(destination), frozenset(data)
+        regions.note(data)
         if name in _PLACES:
             self._write_places(name, regions, destination, keys, args)
         elif name in _OVERWRITES or not name.endswith("_"):

@@ -11,14 +11,22 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .lineage import Lineage, storage_id
-from .regions import NOTHING, View
+from .regions import NOTHING, Share, View, gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from typing import Self
 
-_SAMPLES = 16
-"""Elements of each tensor that are compared before and after the load, to notice writes on threads we do not see."""
+_SAMPLES = 64
+"""Elements of each tensor that are compared before and after the load, to notice writes on threads we do not see, and
+again while serving, to notice what changed it since."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By size in bytes, the type that shows an element's bits, those of a NaN included."""
+
+_INDEX = "model.safetensors.index.json"
+"""The index whose files alone engines read where there is one: others, such as Mistral's consolidated.safetensors, hold
+the same again (`filter_duplicate_safetensors_files` in vLLM 0.32.0 and SGLang 0.5.23, model_loader/weight_utils.py)."""
 
 
 def headers(folder: str) -> tuple[dict[str, dict[str, Any]], str]:
@@ -26,7 +34,10 @@ def headers(folder: str) -> tuple[dict[str, dict[str, Any]], str]:
     path = Path(folder)
     if not path.is_dir():
         return {}, f"{folder} is not a folder here: the checkpoint's own list of keys is unknown"
-    files = sorted(path.glob("*.safetensors"))
+    files, index = sorted(path.glob("*.safetensors")), path / _INDEX
+    if index.is_file():
+        named = set(json.loads(index.read_text())["weight_map"].values())
+        files = [file for file in files if file.name in named]
     if not files:
         return {}, f"{folder} holds no safetensors file: the checkpoint's own list of keys is unknown"
     found: dict[str, dict[str, Any]] = {}
@@ -70,15 +81,20 @@ def attributes(model: Any) -> Iterator[tuple[str, Any]]:
                     yield f"{prefix}[{key}]", item
 
 
-def fingerprint(tensor: Any) -> list[Any] | None:
-    """Return a few elements of a tensor as bytes' worth of numbers, or None where that is not possible."""
+def fingerprint(tensor: Any) -> list[int] | None:
+    """Return the bits of a few elements of a tensor as integers, or None where that is not possible.
+
+    The places are spread by the golden ratio, so that they keep to no row or column, whatever the shape.
+    """
     try:
-        flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else None
-        if flat is None or not flat.numel() or flat.is_meta:
+        if tensor.is_meta:
             return None
-        step = max(1, flat.numel() // _SAMPLES)
-        return list(flat[::step][:_SAMPLES].contiguous().view(torch.uint8).cpu().tolist())
-    except (RuntimeError, NotImplementedError):
+        bits, count = tensor.detach().view(_INTEGERS[tensor.element_size()]), tensor.numel()
+        places = sorted({int(count * ((0.5 + i * 0.6180339887498949) % 1)) for i in range(_SAMPLES)}) if count else []
+        index = torch.tensor(places, dtype=torch.int64, device=tensor.device)
+        chosen = bits.reshape(-1)[index] if bits.is_contiguous() else bits[torch.unravel_index(index, bits.shape)]
+        return [int(value) for value in chosen.tolist()]
+    except (RuntimeError, NotImplementedError, KeyError):
         return None
 
 
@@ -143,7 +159,9 @@ class LoadRecorder:
             if row["at"] is not None:
                 same.setdefault(row["at"], []).append(row["name"])
         landed: dict[str, list[str]] = {}
+        shares: dict[str, Share] = {}
         for row in rows:
+            gather(shares, row.pop("shares").items())
             at = row.pop("at")
             row["aliases"] = [name for name in same.get(at, []) if name != row["name"]]
             for key in row["keys"]:
@@ -159,6 +177,8 @@ class LoadRecorder:
                 "landed": landed.get(key, []),
                 "read_as_values": key in self._lineage.read_as_values,
                 "overwritten": key in replaced,
+                "size": shares[key].size if key in shares else 0,
+                "taken": shares[key].pieces if key in shares else [],
             }
             for key in sorted({*self._headers, *self._offered})
         ]
@@ -199,4 +219,7 @@ class LoadRecorder:
             "unseen_change": unseen,
             "at": None if identity is None or not view.elements else (identity, view.offset, view.size, view.stride),
             "ever": regions.ever if regions else set(),
+            "shares": {key: self._lineage.share(tensor, key) for key in (count.keys if count else NOTHING)},
+            "after": "not compared",
+            "after_detail": "",
         }

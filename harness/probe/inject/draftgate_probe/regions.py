@@ -5,9 +5,12 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 RUNS = 1024
 """Strided views of more contiguous runs than this are kept as boxes and counted with a mask at the end."""
@@ -15,8 +18,15 @@ RUNS = 1024
 MASK = 1 << 28
 """Largest mask, in elements (one byte each), that is built to count odd strided writes; beyond it counts are bounds."""
 
+PIECES = 64
+"""Of a checkpoint tensor that is taken in more rectangles than this, which part was taken is not followed."""
+
 Keys = frozenset[str]
 NOTHING: Keys = frozenset()
+
+Piece = tuple[int, int, int, int, int]
+"""A rectangle of a tensor's bytes, laid out in rows: bytes of a row, first row, row after the last, first byte in each
+of them, byte after the last. A contiguous range is one in the tensor's only row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +59,102 @@ class View:
         """Return the contiguous byte ranges it consists of, or None if there are more than `RUNS`."""
         if not self.elements:
             return []
+        length, repeats = self._repeats()
+        if math.prod(count for _, count in repeats) > RUNS:
+            return None
+        starts = _starts(self.offset, repeats)
+        return [(start * self.itemsize, (start + length) * self.itemsize) for start in starts]
+
+    def pieces(self, whole: View) -> list[Piece] | None:
+        """Return which bytes of a contiguous tensor this view of it shows; None where that takes too many pieces."""
+        low, high = self.extent()
+        first, last = whole.extent()
+        size = last - first
+        if low == high:
+            return []
+        if size != whole.elements * whole.itemsize or low < first or high > last:
+            return None
+        length, repeats = self._repeats()
+        start, run = low - first, length * self.itemsize
+        if not repeats:
+            return [(size, 0, 1, start, start + run)]
+        (stride, count), *outer = [(stride * self.itemsize, count) for stride, count in repeats]
+        if size % stride or math.prod(count for _, count in outer) > PIECES:
+            return None
+        starts = _starts(start, outer)
+        if any(each % stride + run > stride for each in starts):
+            return None
+        return [(stride, each // stride, each // stride + count, each % stride, each % stride + run) for each in starts]
+
+    def _repeats(self) -> tuple[int, list[tuple[int, int]]]:
+        """Return how long its contiguous runs are, and the strides and counts by which they repeat, smallest first."""
         dims = sorted(
             (stride, size) for size, stride in zip(self.size, self.stride, strict=True) if size > 1 and stride > 0
         )
-        length = 1
-        while dims and dims[0][0] == length:
-            length *= dims.pop(0)[1]
-        if math.prod(size for _, size in dims) > RUNS:
-            return None
-        starts = [self.offset]
-        for stride, size in reversed(dims):
-            starts = [start + i * stride for start in starts for i in range(size)]
-        return [(start * self.itemsize, (start + length) * self.itemsize) for start in starts]
+        length, repeats = 1, list[tuple[int, int]]()
+        for stride, size in dims:
+            if not repeats and stride == length:
+                length *= size
+            elif repeats and stride == repeats[-1][0] * repeats[-1][1]:
+                repeats[-1] = (repeats[-1][0], repeats[-1][1] * size)
+            else:
+                repeats.append((stride, size))
+        return length, repeats
+
+
+def _starts(first: int, repeats: list[tuple[int, int]]) -> list[int]:
+    starts = [first]
+    for stride, count in reversed(repeats):
+        starts = [start + i * stride for start in starts for i in range(count)]
+    return starts
+
+
+class Share:
+    """Which part of a checkpoint tensor of `size` bytes was taken. `pieces` is None where that is not known."""
+
+    def __init__(self, size: int = 0, pieces: list[Piece] | None = None) -> None:
+        self.size = size
+        self.pieces = pieces
+
+    def add(self, other: Share) -> None:
+        """Add what the other has of the same tensor."""
+        if self.size != other.size or other.pieces is None:
+            self.pieces = None
+        for piece in other.pieces or ():
+            self._add(piece)
+
+    def _add(self, piece: Piece) -> None:
+        if self.pieces is None:
+            return
+        for at, other in enumerate(self.pieces):
+            joined = _joined(other, piece)
+            if joined is not None:
+                del self.pieces[at]
+                self._add(joined)  # which may touch another one now
+                return
+        self.pieces.append(piece)
+        if len(self.pieces) > PIECES:
+            self.pieces = None
+
+
+def gather(found: dict[str, Share], data: Iterable[tuple[str, Share]]) -> None:
+    """Add to what was found of each key what more of it there is."""
+    for key, share in data:
+        if key not in found:
+            found[key] = Share(share.size, [])
+        found[key].add(share)
+
+
+def _joined(one: Piece, two: Piece) -> Piece | None:
+    """Return the rectangle that two of them make together, if they make one."""
+    if one[0] != two[0]:
+        return None
+    for at, same in ((1, 3), (3, 1)):
+        touch = one[at] <= two[at + 1] and two[at] <= one[at + 1]
+        if touch and one[same : same + 2] == two[same : same + 2]:
+            low, high = min(one[at], two[at]), max(one[at + 1], two[at + 1])
+            return (one[0], low, high, *one[3:]) if at == 1 else (*one[:3], low, high)
+    return None
 
 
 @dataclasses.dataclass
@@ -83,6 +177,19 @@ class Regions:
         self._writes: list[tuple[int, int, int]] = []  # first byte, byte after the last, bytes of key data replaced
         self.ever: set[str] = set()
         self.inexact = False
+        self.own: dict[str, View] = {}  # how the checkpoint tensors lie that were offered in this storage
+        self.shares: dict[str, Share] = {}  # of those whose data came from another, which part has come
+
+    def note(self, data: dict[str, Share]) -> None:
+        """Record which part of each key's tensor has reached this storage."""
+        gather(self.shares, data.items())
+
+    def share(self, view: View, key: str) -> Share:
+        """Return which part of a key's tensor a view may hold; in a storage it was copied to, any view holds all."""
+        whole = self.own.get(key)
+        if whole is not None:
+            return Share(whole.elements * whole.itemsize, view.pieces(whole))
+        return self.shares.get(key) or Share()
 
     def write(self, view: View, keys: Keys) -> None:
         """Record a write of data of `keys` over a whole view. No keys: the engine filled it."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from .afterwards import Afterwards
 from .config import ConfigReads
 from .features import FeatureRecorder
 from .loading import LoadRecorder
+from .matching import shared
 from .serving import ServingRecorder
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class Session:
         self._models: dict[str, Any] = {}
         self._loads: dict[str, dict[str, Any]] = {}
         self._number = 0
+        self._afterwards: Afterwards | None = None
+        self._written: tuple[dict[str, Any], str] = ({}, "")
         self._proposing = False
         self._features = FeatureRecorder.from_environment()
         self._real = False
@@ -84,16 +88,22 @@ class Session:
                 "loader": loader,
                 "model_class": f"{type(model).__module__}.{type(model).__qualname__}",
             }
-            self.journal.guard(f"the {role}'s load", lambda: self._write_load(role, about, recorder))
+            self.journal.guard(f"the {role}'s load", lambda: self._write_load(role, model, about, recorder))
 
-    def _write_load(self, role: str, about: dict[str, Any], recorder: LoadRecorder) -> None:
+    def _write_load(self, role: str, model: Any, about: dict[str, Any], recorder: LoadRecorder) -> None:
         facts = {"role": role, "place": self._where(), **about, **recorder.facts()}
         self._loads[role] = facts
         self._number += 1
-        self.journal.write(f"load-{role}", facts, suffix=f"-{self._number}")
+        suffix = f"-{self._number}"
+        self.journal.write(f"load-{role}", facts, suffix=suffix)
+        if role == "drafter" and self.serving is None:  # of several drafters, the first is watched at work
+            self._written = facts, suffix
+            self._afterwards = Afterwards(model, [row["name"] for row in facts["parameters"] if row["keys"]])
 
     def loaded(self, role: str, model: Any) -> bool:
         """Say that a model is ready; returns True once, when both are and `serve` is to be called."""
+        if role == "drafter" and self.serving is None and self._afterwards is not None:
+            self._afterwards.ready()
         self._models[role] = model
         return self.serving is None and {"target", "drafter"} <= set(self._models)
 
@@ -209,7 +219,18 @@ class Session:
                     self._let_go()
 
     def _save(self, facts: dict[str, Any]) -> None:
+        if facts["complete"]:
+            self._compare()  # before the record that says that all is there
         self.journal.write("serving", {"place": self._where(), **facts})
+
+    def _compare(self) -> None:
+        """Write the drafter's load again, with what has become of each of its tensors since."""
+        if self._afterwards is not None:
+            lent = {mine for mine, _ in shared(self._models["target"], self._models["drafter"])}
+            (facts, suffix), found = self._written, self._afterwards.rows(lent)
+            rows = [row | found.get(row["name"], {}) for row in facts["parameters"]]
+            self.journal.write("load-drafter", facts | {"parameters": rows}, suffix=suffix)
+            self._afterwards = None
 
     def _where(self) -> dict[str, int]:
         """Return the place as it was first: an engine may hide its groups from the drafter."""
