@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.probe.facts import Evidence, Proposal, Serving
+from harness.probe.facts import Evidence, Proposal, Serving, Stray
 from harness.verdict import Finding, Judgement, Verdict
 
 __all__ = ["Expected", "default_layers", "expected", "ids_to_write", "judge"]
@@ -72,8 +72,9 @@ def judge(evidence: Evidence, want: Expected) -> Judgement:
     """Judge every real proposal that was seen, on every rank.
 
     Codes: AUX001 nothing was seen, AUX002 width, AUX003 projection, AUX004 captured layers, AUX005 the engine's default
-    layers were captured although others are asked for, AUX006 the layers could not be identified, AUX007 the config's
-    ids have two readings, and the pair does not say which is right.
+    layers were captured although others are asked for, AUX006 the layers could not be identified in every proposal, or
+    none was after a decode, AUX007 the config's ids have two readings, and the pair does not say which is right, AUX008
+    the states of another token.
     """
     findings: list[Finding] = []
     for serving in evidence.servings:
@@ -84,7 +85,11 @@ def judge(evidence: Evidence, want: Expected) -> Judgement:
             continue
         findings.append(_width(serving, want, where))
         findings.append(_projection(serving, want, where))
-        findings.append(_layers(serving, want, evidence, where))
+        findings += _unidentified(serving, want, where)
+        seen = [proposal for proposal in serving.proposals if proposal.captures]
+        if seen:
+            findings.append(_layers(serving, seen, want, evidence, where))
+            findings += _tokens(seen, where)
     if not evidence.servings:
         findings.append(_unseen("no drafter at work was seen", "no process wrote serving evidence", "probe"))
     measured = {
@@ -100,6 +105,8 @@ def judge(evidence: Evidence, want: Expected) -> Judgement:
                 "feature_widths": sorted({proposal.feature_width for proposal in serving.proposals}),
                 "captured": [proposal.layers() for proposal in serving.proposals if proposal.captures][:1],
                 "went_around": serving.went_around,
+                "decodes": sum(proposal.decode for proposal in serving.proposals),
+                "rows_compared": sum(proposal.compared for proposal in serving.proposals),
                 "unobserved": serving.unobserved,
             }
             for serving in evidence.servings
@@ -180,6 +187,19 @@ def _projection(serving: Serving, want: Expected, source: str) -> Finding:
             "hidden state passes it by",
             remedy="see AUX002: mend the width, and the projection is applied",
         )
+    unseen = sum(not proposal.projection_widths for proposal in serving.proposals)
+    if unseen:
+        return Finding(
+            "AUX003",
+            Verdict.INVALID,
+            f"whether the projection was applied could not be seen in {unseen} of {count} proposals",
+            n=count,
+            expected=f"{projection.module} applied to {want.width} in each",
+            actual=f"{text}; no layer of the drafter was seen to run either",
+            source=source,
+            cause="the drafter runs where hooks do not reach (compiled or replayed graphs)",
+            remedy="run this suite once with the engine in eager mode",
+        )
     if widths != [want.width] or projection.in_features != want.width:
         return Finding(
             "AUX003",
@@ -203,21 +223,93 @@ def _projection(serving: Serving, want: Expected, source: str) -> Finding:
     )
 
 
-def _layers(serving: Serving, want: Expected, evidence: Evidence, source: str) -> Finding:
-    seen = [proposal for proposal in serving.proposals if proposal.captures]
-    said = f"the engine asked the target for {serving.requested}, and it declares {serving.declared}"
-    expected_text = f"inputs of layers {list(want.layers)} ({want.layers_source})"
-    if not seen:
-        return Finding(
+def _unidentified(serving: Serving, want: Expected, source: str) -> list[Finding]:
+    """Return a finding for the proposals whose layers are not known, and one where only prompts were looked at."""
+    proposals = serving.proposals
+    blind = sum(not proposal.captures for proposal in proposals)
+    decoded = any(proposal.decode and proposal.captures for proposal in proposals)
+    missing = {
+        f"the captured layers could not be identified by value in {blind} of {len(proposals)} proposals": blind > 0,
+        "what reaches the drafter was not seen in any decode: after the prefill of prompts alone": not decoded,
+    }
+    reasons = "; ".join(serving.unobserved) or "no capture was compared"
+    return [
+        Finding(
             "AUX006",
             Verdict.INVALID,
-            "the captured layers could not be identified by value",
-            expected=expected_text,
-            actual=f"{'; '.join(serving.unobserved) or 'no capture was compared'}; {said}",
+            summary,
+            n=len(proposals),
+            expected=f"inputs of layers {list(want.layers)} ({want.layers_source}) in every proposal",
+            actual=f"{reasons}; {_said(serving)}",
             source=source,
-            cause="the target's layers run where hooks do not reach (compiled or replayed graphs)",
+            cause="the target's layers run where hooks do not reach (compiled or replayed graphs), or drafts were "
+            "never verified",
             remedy="run this suite once with the engine in eager mode",
         )
+        for summary, applies in missing.items()
+        if applies
+    ]
+
+
+def _said(serving: Serving) -> str:
+    return f"the engine asked the target for {serving.requested}, and it declares {serving.declared}"
+
+
+def _tokens(seen: Sequence[Proposal], source: str) -> list[Finding]:
+    """Return a finding on whose states the rows hold; none where what they hold is not known (AUX004)."""
+    strays = [
+        f"proposal {number} of {len(seen)}, {_where(stray)}"
+        for number, proposal in enumerate(seen, 1)
+        for stray in proposal.strays
+    ]
+    compared = sum(proposal.compared for proposal in seen)
+    expected_text = "each row holds the states of its own token, in every chunk"
+    if strays:
+        return [
+            Finding(
+                "AUX008",
+                Verdict.FAIL,
+                f"the states of another token reach the drafter, in {len(strays)} of {compared} rows",
+                n=compared,
+                expected=expected_text,
+                actual="; ".join(strays[:_NAMED]) + ("; ..." if len(strays) > _NAMED else ""),
+                source=source,
+                cause="rows are shifted, repeated or in another order between the target's pass and the drafter's, or "
+                "the chunks of one row are taken from several",
+                remedy="compare what the engine does between the two passes (the rows it keeps after a verification, "
+                "padding, the order of requests) with the version that last passed",
+            )
+        ]
+    if not all(capture.layers or capture.final_norm for proposal in seen for capture in proposal.captures):
+        return []
+    return [
+        Finding(
+            "AUX008",
+            Verdict.PASS,
+            "no row holds the states of another token",
+            n=compared,
+            expected=expected_text,
+            actual=f"{compared} rows of {len(seen)} proposals",
+            source=source,
+        )
+    ]
+
+
+_NAMED = 4
+"""Rows that are named."""
+
+
+def _where(stray: Stray) -> str:
+    held = ", ".join(
+        f"chunk {number} holds {'row ' + ' or '.join(map(str, rows)) if rows else 'no row of this pass'}"
+        for number, rows in enumerate(stray.held)
+    )
+    return f"row {stray.row}: {held}" + (f" instead of row {stray.own[0]}" if stray.own else "")
+
+
+def _layers(serving: Serving, seen: Sequence[Proposal], want: Expected, evidence: Evidence, source: str) -> Finding:
+    said = _said(serving)
+    expected_text = f"inputs of layers {list(want.layers)} ({want.layers_source})"
     bad = next((proposal for proposal in seen if not _matches(proposal, want.layers)), None)
     if bad is None:
         exact = all(capture.exact for proposal in seen for capture in proposal.captures)

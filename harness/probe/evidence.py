@@ -23,6 +23,7 @@ from harness.probe.facts import (
     Projection,
     Proposal,
     Serving,
+    Stray,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ __all__ = [
     "Projection",
     "Proposal",
     "Serving",
+    "Stray",
     "environment",
     "read",
     "read_loads",
@@ -249,7 +251,15 @@ def _key(row: dict[str, Any]) -> Key:
 def _serving(record: dict[str, Any]) -> Serving:
     facts = {field.name: record[field.name] for field in dataclasses.fields(Serving)}
     proposals = tuple(
-        Proposal(**{**_tuples(row), "captures": tuple(Capture(**_tuples(item)) for item in row["captures"])})
+        Proposal(
+            **{
+                **_tuples(row),
+                "captures": tuple(Capture(**_tuples(item)) for item in row["captures"]),
+                "strays": tuple(
+                    Stray(item["row"], tuple(item["own"]), tuple(map(tuple, item["held"]))) for item in row["strays"]
+                ),
+            }
+        )
         for row in record["proposals"]
     )
     projection = record["projection"]

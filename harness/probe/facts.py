@@ -20,6 +20,7 @@ __all__ = [
     "Projection",
     "Proposal",
     "Serving",
+    "Stray",
 ]
 
 
@@ -190,12 +191,27 @@ class Capture:
 
 
 @dataclasses.dataclass(frozen=True)
+class Stray:
+    """A row of the features that is of another token's states, or of several tokens'.
+
+    `held` are, for each chunk, the rows of the target's pass that it equals (several where states are the same; none:
+    not one of this pass), `own` the row that it should be; empty where several may be.
+    """
+
+    row: int
+    own: tuple[int, ...]
+    held: tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Proposal:
     """One real call of the engine's proposer (dummy, profiling and warm-up runs are never among these).
 
     `feature_width` is the width of what the target handed over; `projection_widths` the input width of each call of
-    the drafter's input projection, in order (empty: the pass went around it); `passes` the number of forward passes of
-    the drafter that could be seen and `pass_widths` the widths of the hidden state each was given.
+    the drafter's input projection that could be seen, in order; `passes` the number of forward passes of the drafter
+    that could be seen and `pass_widths` the widths of the hidden state each was given; `layers_entered` how often a
+    decoder layer of it was seen to run. `decode` is true where the target's pass verified drafts: not the prefill of a
+    prompt. `compared` rows of the features were looked for among the target's; `strays` are those not in their place.
     """
 
     rows: int
@@ -203,7 +219,11 @@ class Proposal:
     projection_widths: tuple[int, ...]
     passes: int
     pass_widths: tuple[int, ...]
+    layers_entered: int
+    decode: bool
     captures: tuple[Capture, ...]
+    compared: int
+    strays: tuple[Stray, ...]
 
     def layers(self) -> tuple[tuple[int, ...], ...]:
         """For each chunk, in order, the target layers whose input it equals."""
@@ -249,10 +269,10 @@ class Serving:
 
     @property
     def went_around(self) -> int:
-        """Real proposals that never called the projection although the drafter has one."""
+        """Real proposals in which the drafter's layers were seen to run, and not the projection that it has."""
         if self.projection is None:
             return 0
-        return sum(not proposal.projection_widths for proposal in self.proposals)
+        return sum(not proposal.projection_widths and proposal.layers_entered > 0 for proposal in self.proposals)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -79,6 +79,23 @@ def shifted_layers(module):
 
 
 @regression("vllm.v1.worker.gpu_model_runner")
+def shifted_rows(module):
+    """The drafter is handed, for each token, the states of the one before it."""
+    import inspect
+
+    propose = module.GPUModelRunner.propose_draft_token_ids
+    signature = inspect.signature(propose)
+
+    def propose_draft_token_ids(self, *args, **kwargs):
+        given = signature.bind(self, *args, **kwargs)
+        states = given.arguments["aux_hidden_states"]
+        given.arguments["aux_hidden_states"] = [chunk.roll(1, 0) for chunk in states]
+        return propose(*given.args, **given.kwargs)
+
+    module.GPUModelRunner.propose_draft_token_ids = propose_draft_token_ids
+
+
+@regression("vllm.v1.worker.gpu_model_runner")
 def halved_acceptance(module):
     """The later half of the draft tokens are others than the drafter said."""
     propose = module.GPUModelRunner.propose_draft_token_ids
@@ -177,6 +194,19 @@ def sglang_dropped_tensors(module):
         return load(self, ((name, tensor) for name, tensor in weights if "o_proj" not in name))
 
     module.LlamaForCausalLMEagle3.load_weights = load_weights
+
+
+@regression("sglang.srt.speculative.eagle_worker_v2")
+def sglang_shifted_rows(module):
+    """After each verification the drafter is handed, for each token, the states of the one before it."""
+    extend = module.EagleDraftWorker._draft_extend_for_decode
+
+    def draft_extend_for_decode(self, batch, batch_result, **kwargs):
+        output = batch_result.logits_output
+        output.hidden_states = output.hidden_states.roll(1, 0)
+        return extend(self, batch, batch_result, **kwargs)
+
+    module.EagleDraftWorker._draft_extend_for_decode = draft_extend_for_decode
 
 
 def names(engine):

@@ -9,7 +9,10 @@ from tests.engine.support import red
 
 pytestmark = pytest.mark.engine
 
-NAMED = {"sglang_dropped_tensors": ("o_proj",)}
+NAMED = {
+    "sglang_dropped_tensors": ("o_proj",),
+    "sglang_shifted_rows": ("AUX008", "chunk 2 holds row 0 instead of row 1"),
+}
 
 
 @pytest.fixture

@@ -53,6 +53,7 @@ def test_the_same_release_may_be_upgraded(gate, vllm_python, tmp_path, pair):
 NAMED = {
     "dropped_tensors": ("o_proj",),
     "shifted_layers": ("[2, 4, 5]", "[3, 5, 6]"),
+    "shifted_rows": ("AUX008", "row 1: chunk 0 holds row 0, chunk 1 holds row 0, chunk 2 holds row 0 instead of row 1"),
     "halved_acceptance": ("positions before 2 are as expected",),
     "slower_steps": ("CHG020", "step time"),
     "changed_output": ("first at",),

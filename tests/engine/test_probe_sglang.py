@@ -85,6 +85,9 @@ def test_a_whole_pair(serve, tmp_path):
         # one pass on the features; then, where drafting followed at once, three on the drafter's own output
         assert proposal.pass_widths in {(3 * width,), (3 * width, width, width, width)}
         assert all(capture.exact for capture in proposal.captures)
+        assert (proposal.compared, proposal.strays) == (proposal.rows, ())
+        assert proposal.layers_entered
+    assert [proposal.decode for proposal in serving.proposals] == [False, True, True]
     assert captured(found) == {((2,), (4,), (5,))}
     assert found.config_key("hidden_size").read
     assert not found.config_key("mlp_bias").read  # gone through with all others, and honoured nowhere

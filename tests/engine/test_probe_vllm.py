@@ -95,6 +95,9 @@ def test_a_whole_pair(serve, tmp_path, runner):
         assert proposal.projection_widths == (3 * pair.spec.hidden,)
         assert proposal.passes == 4
         assert all(capture.exact for capture in proposal.captures)
+        assert (proposal.compared, proposal.strays) == (proposal.rows, ())
+        assert proposal.layers_entered
+    assert [proposal.decode for proposal in serving.proposals] == [False, True, True]
     assert captured(found) == {((2,), (4,), (5,))}
     assert found.config_key("hidden_size").read
     assert found.config_key("rope_theta").read

@@ -55,9 +55,9 @@ def capture(chunk, *layers, final_norm=False, exact=True):
     return Capture(chunk, tuple(layers), final_norm, exact, 0.0)
 
 
-def proposal(width=768, projections=(768,), layers=((2,), (4,), (5,))):
+def proposal(width=768, projections=(768,), layers=((2,), (4,), (5,)), *, entered=4, decode=True, strays=()):
     captures = tuple(capture(number, *chunk) for number, chunk in enumerate(layers))
-    return Proposal(5, width, tuple(projections), 4, (256,), captures)
+    return Proposal(5, width, tuple(projections), 4, (256,), entered, decode, captures, 5, tuple(strays))
 
 
 def serving(proposals, **changes):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from harness.gate import aux_hidden
-from harness.probe.facts import Absent
+from harness.probe.facts import Absent, Stray
 from harness.verdict import Verdict
 from tests.gate.evidence import capture, evidence, proposal, serving
 
@@ -114,7 +114,9 @@ def test_keys_that_the_engine_looked_for_are_named():
 
 
 def test_states_that_equal_nothing():
-    assert "equal no target layer" in red(judge(serving([proposal(layers=((), (), ()))])))["AUX004"].summary
+    judgement = judge(serving([proposal(layers=((), (), ()))]))
+    assert "equal no target layer" in red(judgement)["AUX004"].summary
+    assert not any(finding.code == "AUX008" for finding in judgement.findings), "whose they are is not known"
 
 
 def test_ambiguous_but_including_the_right_one():
@@ -134,9 +136,49 @@ def test_a_silent_rank_is_invalid_although_another_is_fine():
     assert judge(serving([proposal()]), serving([])).verdict is Verdict.INVALID
 
 
-def test_layers_not_identified():
+@pytest.mark.parametrize("others", [[], [proposal()], [proposal(), proposal()]])
+def test_layers_not_identified_in_one_proposal(others):
     blind = dataclasses.replace(proposal(), captures=())
-    assert red(judge(serving([blind], unobserved=("compiled",))))["AUX006"].verdict is Verdict.INVALID
+    judgement = judge(serving([*others, blind], unobserved=("compiled",)))
+    assert judgement.verdict is Verdict.INVALID
+    finding = red(judgement)["AUX006"]
+    assert "compiled" in finding.actual
+    assert finding.remedy
+
+
+def test_prompts_alone_are_no_proof_of_decoding():
+    judgement = judge(serving([proposal(decode=False), proposal(decode=False)]))
+    assert judgement.verdict is Verdict.INVALID
+    assert "decode" in red(judgement)["AUX006"].summary
+    assert judge(serving([proposal(decode=False), proposal()])).verdict is Verdict.PASS
+
+
+def test_a_decode_that_was_not_identified_is_no_proof_either():
+    blind = dataclasses.replace(proposal(), captures=())
+    found = judge(serving([proposal(decode=False), blind])).findings
+    assert sum(finding.code == "AUX006" for finding in found) == 2
+
+
+def test_a_drafter_that_was_not_seen_to_run_is_not_called_bypassed():
+    judgement = judge(serving([proposal(), proposal(projections=(), entered=0)]))
+    assert judgement.verdict is Verdict.INVALID
+    assert "could not be seen in 1 of 2" in red(judgement)["AUX003"].summary
+
+
+def test_states_of_another_token():
+    strays = [Stray(0, (0,), ((4,), (4,), (4,))), Stray(1, (1,), ((0,), (1,), ())), Stray(2, (), ((2, 3), (), (0,)))]
+    judgement = judge(serving([proposal(), proposal(strays=strays)]))
+    assert judgement.verdict is Verdict.FAIL
+    (finding,) = red(judgement).values()
+    assert finding.code == "AUX008"
+    assert "another token" in finding.summary
+    assert "3 of 10 rows" in finding.summary
+    assert "proposal 2 of 2, row 0: chunk 0 holds row 4" in finding.actual
+    assert "row 1: chunk 0 holds row 0, chunk 1 holds row 1, chunk 2 holds no row of this pass" in finding.actual
+    assert "instead of row 1" in finding.actual
+    assert "chunk 0 holds row 2 or 3" in finding.actual
+    assert finding.cause
+    assert finding.remedy
 
 
 def test_no_projection_found():

@@ -143,11 +143,13 @@ def vllm(monkeypatch, tmp_path):
             return make
 
         @torch.no_grad()
-        def step(self, tokens=4, *, dummy=False):
+        def step(self, tokens=4, *, dummy=False, drafts=0, change=lambda features: features):
+            scheduled = {"request": [-1] * drafts} if drafts else {}
             _, aux = self.runner.execute_model(
-                types.SimpleNamespace(total_num_scheduled_tokens=tokens), dummy_run=dummy
+                types.SimpleNamespace(total_num_scheduled_tokens=tokens, scheduled_spec_decode_tokens=scheduled),
+                dummy_run=dummy,
             )
-            self.handed.append(torch.cat(aux, -1))
+            self.handed.append(change(torch.cat(aux, -1)))
             ids = torch.arange(tokens)
             return self.proposer.propose(ids, ids, self.handed[-1], dummy_run=dummy)
 
@@ -165,8 +167,8 @@ def test_the_engine_finds_the_probe_by_its_entry_point():
 def test_a_run_from_load_to_the_last_hook(vllm):
     vllm.start()
     vllm.step(dummy=True)
-    for _ in range(ENOUGH):
-        vllm.step()
+    for number in range(ENOUGH):
+        vllm.step(drafts=3 if number else 0)
     found = read(vllm.folder)
     assert (found.engine, found.engine_version, found.engine_path) == ("vllm", "9.9", "/e/site/vllm")
     assert found.fates("drafter")["surplus"] is Fate.DROPPED
@@ -176,6 +178,8 @@ def test_a_run_from_load_to_the_last_hook(vllm):
     assert serving.dummy_proposals == 1
     assert len(serving.proposals) == ENOUGH
     assert {proposal.layers() for proposal in serving.proposals} == {((1,), (3,), (4,))}
+    assert [proposal.decode for proposal in serving.proposals] == [False, True, True]
+    assert all(proposal.compared == 4 and not proposal.strays for proposal in serving.proposals)
     assert serving.declared == (1, 3, 4)
     assert [key.path for key in found.config if key.read] == ["hidden_size"]
     assert vllm.now() == vllm.originals
@@ -191,6 +195,14 @@ def test_what_the_drafter_serves_with_is_held_against_what_was_loaded(vllm):
     after = {row.name: row.after for row in found.of("drafter")[0].parameters}
     assert after.pop("fc.weight") == After.CHANGED
     assert set(after.values()) == {After.SAME}
+
+
+def test_states_of_another_token_are_on_record(vllm):
+    vllm.start()
+    for _ in range(ENOUGH):
+        vllm.step(change=lambda features: features.roll(1, 0))
+    for proposal in read(vllm.folder).servings[0].proposals:
+        assert [(stray.row, stray.own, stray.held[0]) for stray in proposal.strays][0] == (0, (0,), (3,))
 
 
 def test_without_real_proposals_the_evidence_is_unfinished(vllm):

@@ -134,6 +134,8 @@ def test_a_run_from_load_to_the_last_hook(server, target):
         # one pass on the features, which are projected, then the drafter's own output
         assert proposal.pass_widths == (3 * WIDTH, WIDTH, WIDTH)
         assert proposal.projection_widths == (3 * WIDTH,)
+        assert (proposal.layers_entered, proposal.compared, proposal.strays) == (3, 4, ())
+    assert [proposal.decode for proposal in serving.proposals] == [False, True, True]
     assert [key.path for key in found.config if key.read] == ["hidden_size"]
     assert server.hooked() == before
 
@@ -157,6 +159,14 @@ def test_features_that_are_altered_on_the_way_equal_no_layer(server):
     server.worker.features = lambda features: features * 2
     server.answer()
     assert read(server.evidence).servings[0].proposals[0].layers() == ((), (), ())
+
+
+def test_states_of_another_token_are_on_record(server):
+    server.start()
+    server.worker.features = lambda features: features.roll(1, 0)
+    server.answer()
+    for proposal in read(server.evidence).servings[0].proposals:
+        assert [(stray.row, stray.own, stray.held[0]) for stray in proposal.strays][0] == (0, (0,), (3,))
 
 
 def test_layers_whose_inputs_are_not_whole_are_unobserved_and_not_called_wrong(server, monkeypatch):
@@ -210,6 +220,7 @@ def test_a_load_that_raises_is_on_record_and_raises_on(server, monkeypatch):
         (r"\bforward_batch\b", "batch", "before a forward pass: KeyError: 'forward_batch'"),
         (r"\bis_draft_worker\b", "drafting", "before a forward pass: AttributeError"),
         (r"\bis_decode\b", "decodes", "before a forward pass: AttributeError"),
+        (r"\bis_target_verify\b", "verifies", "before a forward pass: AttributeError"),
         (r"\bspec_info\b", "draft_info", "before a forward pass: AttributeError"),
         (r"(?<!configs\.)\bmodel_config\b", "configuration", "before loading: KeyError"),
     ],

@@ -9,7 +9,7 @@ from draftgate_probe import journal
 
 from harness.errors import EvidenceError
 from harness.probe import evidence
-from harness.probe.evidence import Fate, environment, read, read_loads
+from harness.probe.evidence import Fate, Stray, environment, read, read_loads
 
 PLACE = {"rank": 0, "world_size": 1, "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "dp_rank": 0}
 PARAMETER = {
@@ -41,7 +41,8 @@ class Folder:
                 )  # fmt: skip
             proposal = {
                 "rows": 5, "feature_width": 6, "projection_widths": [6], "passes": 1, "pass_widths": [2],
-                "captures": [dict(CAPTURE)],
+                "layers_entered": 1, "decode": True, "captures": [dict(CAPTURE)], "compared": 5,
+                "strays": [{"row": 1, "own": [1], "held": [[0]]}],
             }  # fmt: skip
             self.put(
                 f"serving-{pid}", "serving", pid, place=place, runner="R", proposer="P", target_class="T",
@@ -81,6 +82,7 @@ def test_whole_evidence_is_read(folder):
     assert [load.role for load in found.loads] == ["drafter", "target"]
     (serving,) = found.servings
     assert serving.proposals[0].layers() == ((2,),)
+    assert serving.proposals[0].strays == (Stray(1, (1,), ((0,),)),)
     assert serving.went_around == 0
     assert serving.projection.in_features == 6
     assert found.of("drafter")[0].parameter("fc.weight").written == 12
@@ -203,8 +205,10 @@ def test_the_fate_of_a_key(folder, change, fate):
     assert read(folder.write()).of("drafter")[0].key("fc.weight").fate is fate
 
 
-def test_a_proposal_that_went_around_the_projection_is_counted(folder):
-    folder.files["serving-10"]["proposals"][1] = folder.files["serving-10"]["proposals"][1] | {"projection_widths": []}
+def test_a_proposal_that_went_around_the_projection_is_counted_and_one_that_was_not_seen_is_not(folder):
+    proposals = folder.files["serving-10"]["proposals"]
+    proposals[1] = proposals[1] | {"projection_widths": []}
+    proposals[2] = proposals[2] | {"projection_widths": [], "layers_entered": 0}
     assert read(folder.write()).servings[0].went_around == 1
 
 

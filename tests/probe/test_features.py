@@ -94,6 +94,11 @@ def test_rows_that_cannot_be_named_make_the_evidence_invalid(server, kept, monke
         evidence.read(server.evidence)
 
 
+def test_rows_of_which_the_engine_says_nothing_are_an_error(tmp_path):
+    with pytest.raises(LookupError, match="does not say which tokens"):
+        FeatureRecorder(tmp_path).take([torch.zeros(2, 3)], None, None)
+
+
 def test_a_disk_that_takes_nothing_makes_the_evidence_invalid(server, kept):  # noqa: F811
     server.start()
     kept.write_text("in the way")

@@ -147,6 +147,7 @@ class Drafter(Model):
         hidden = batch.spec_info.hidden_states
         if hidden.shape[-1] != WIDTH:
             hidden = self.fc(hidden)
+        hidden, _ = self.layers[0](None, hidden, batch, None)
         return types.SimpleNamespace(hidden_states=hidden)
 
 

@@ -225,7 +225,8 @@ def _forward(session: Session, original: Any, steps: _Steps) -> Any:
                     steps.worker or "", hidden, getattr(batch, "positions", None), opens=opens, real=real
                 )
             else:
-                session.step(runner, real=real, rows=lambda: (batch.input_ids, batch.positions))
+                decode = mode.is_target_verify()
+                session.step(runner, real=real, decode=decode, rows=lambda: (batch.input_ids, batch.positions))
 
         session.journal.guard("before a forward pass", begin)
         steps.passing = True

@@ -165,8 +165,10 @@ def _execute_model(session: Session, original: Any) -> Any:
     def execute_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
         def begin() -> None:
             given = signature.bind(runner, *args, **kwargs).arguments
-            tokens = getattr(given.get("scheduler_output"), "total_num_scheduled_tokens", 0)
-            session.step(runner, real=tokens > 0 and not _dummy(given))
+            scheduled = given.get("scheduler_output")
+            tokens = getattr(scheduled, "total_num_scheduled_tokens", 0)
+            drafts = getattr(scheduled, "scheduled_spec_decode_tokens", None)  # v1/core/sched/output.py
+            session.step(runner, real=tokens > 0 and not _dummy(given), decode=bool(drafts))
 
         if getattr(runner, "model", None) is not None:  # not a worker, which holds a runner
             session.journal.guard("before a step", begin)
@@ -196,12 +198,12 @@ def _propose(session: Session, original: Any) -> Any:
 
 
 def _rows(given: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the target's token ids and positions of the rows of the features.
+    """Return the target's token ids and positions of the rows of the features; None where they are not named.
 
     V1 names them as arguments (v1/spec_decode/llm_base_proposer.py, 0.32.0); V2 passes its batch, which is padded
     beyond `num_tokens` (v1/worker/gpu/input_batch.py).
     """
     batch = given.get("input_batch")
     if batch is None:
-        return given["target_token_ids"], given["target_positions"]
+        return given.get("target_token_ids"), given.get("target_positions")
     return batch.input_ids[: batch.num_tokens], batch.positions[: batch.num_tokens]

@@ -39,7 +39,7 @@ class FeatureRecorder:
 
     def target_rows(self, token_ids: Any, positions: Any) -> None:
         """Say which tokens the target is about to run on, and at which positions of the sequence they stand."""
-        self._target = (_integers(token_ids), _integers(positions))
+        self._target = (integers(token_ids), integers(positions))
 
     def tokens_at(self, positions: Any) -> list[int]:
         """Return the tokens that the target's last pass had at these positions.
@@ -50,7 +50,7 @@ class FeatureRecorder:
         if len(set(places)) != len(places) or len(tokens) != len(places):
             raise LookupError(f"{len(tokens)} tokens at {len(set(places))} positions: several requests share a step?")
         at = dict(zip(places, tokens, strict=True))
-        return [at[place] for place in _integers(positions)]
+        return [at[place] for place in integers(positions)]
 
     def take(self, features: Sequence[Any], token_ids: Any, positions: Any) -> None:
         """Write the rows of one proposal: chunks [rows, hidden] or one tensor [rows, n_aux x hidden].
@@ -60,7 +60,9 @@ class FeatureRecorder:
         """
         from safetensors.torch import save_file  # noqa: PLC0415 -- only where features are kept
 
-        ids, places = _integers(token_ids), _integers(positions)
+        if token_ids is None or positions is None:
+            raise LookupError("the engine does not say which tokens the rows of the features are of")
+        ids, places = integers(token_ids), integers(positions)
         rows = len(ids)
         wide = torch.cat([part.reshape(-1, part.shape[-1])[:rows] for part in features], dim=-1).detach().cpu()
         if len(places) != rows or wide.shape[0] != rows or not rows:
@@ -80,7 +82,7 @@ class FeatureRecorder:
         self._number += 1
 
 
-def _integers(values: Any) -> list[int]:
+def integers(values: Any) -> list[int]:
     """Return a tensor of tokens or positions as numbers; of M-RoPE's three rows of positions, the first."""
     if isinstance(values, list):
         return values

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .features import integers
 from .matching import (
-    CLOSE,
-    ROWS,
+    Located,
     add,
-    compare,
     decoder_layers,
+    drafter_layers,
     final_norms,
     find_projection,
     hidden_size,
+    locate,
     merge,
+    owners,
+    positions,
     shared,
     stream,
     travelling,
@@ -26,20 +29,28 @@ from .matching import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .matching import Rows
+
 ENOUGH = 3
 """Real proposals after which everything is known and all hooks are removed."""
+
+
+class _UnseenError(Exception):
+    """What a proposal's features are cannot be told; the text says why."""
 
 
 class Proposal:
     """One call of the proposer, while it runs."""
 
-    def __init__(self, rows: int, feature_width: int, captures: list[dict[str, Any]]) -> None:
+    def __init__(self, rows: int, feature_width: int, located: Located, *, decode: bool) -> None:
         self.rows = rows
         self.feature_width = feature_width
-        self.captures = captures
+        self.located = located
+        self.decode = decode
         self.projection_widths: list[int] = []
         self.pass_widths: list[int] = []
         self.passes = 0
+        self.layers_entered = 0
 
 
 class ServingRecorder:
@@ -73,9 +84,12 @@ class ServingRecorder:
         self._layers = decoder_layers(target)
         self._width = hidden_size(target, self._layers)
         self._handles: list[Any] = []
-        self._streams: dict[int, Any] = {}
-        self._final: Any = None
+        self._streams: dict[int, Rows | None] = {}
+        self._final: Rows | None = None
+        self._ran: list[int] | None = None
+        self._layer_positions: Any = None
         self._real = False
+        self._decode = False
         self._current: Proposal | None = None
         self._proposals: list[Proposal] = []
         self._dummies = 0
@@ -107,7 +121,11 @@ class ServingRecorder:
                     "projection_widths": proposal.projection_widths,
                     "passes": proposal.passes,
                     "pass_widths": proposal.pass_widths,
-                    "captures": proposal.captures,
+                    "layers_entered": proposal.layers_entered,
+                    "decode": proposal.decode,
+                    "captures": proposal.located.captures,
+                    "compared": proposal.located.compared,
+                    "strays": proposal.located.strays,
                 }
                 for proposal in self._proposals
             ],
@@ -117,16 +135,23 @@ class ServingRecorder:
             "complete": self.complete,
         }
 
-    def step_begins(self, *, real: bool) -> None:
-        """Say that the target is about to run: `real` is false for profiling, warm-up and capture runs."""
+    def step_begins(self, *, real: bool, decode: bool, ran: Any = None) -> None:
+        """Say that the target is about to run: `real` is false for profiling, warm-up and capture runs.
+
+        `decode` is true where it verifies drafts, `ran` the positions of its rows; None: what its layers are given.
+        """
         self.propose_ends()
         if self.complete:
             return
-        self._real = real
-        self._streams.clear()
-        self._final = None
+        self._real, self._decode = real, decode
+        self._forget()
+        self._ran = integers(ran) if real and ran is not None else None
         if real and not self._handles:
             self._hook()
+
+    def _forget(self) -> None:
+        self._streams.clear()
+        self._final = self._ran = self._layer_positions = None
 
     def _hook(self) -> None:
         for index, layer in enumerate(self._layers):
@@ -144,6 +169,8 @@ class ServingRecorder:
             name, module, how, shape = found
             self._projection = {"module": name, "in_features": shape[1], "out_features": shape[0], "found_by": how}
             self._watch_input(module, self._projection_in)
+            for layer in drafter_layers(self._drafter, self._load, name):
+                self._watch_input(layer, self._drafter_layer_in)
         self._shared = shared(self._target, self._drafter)
 
     def _watch_input(self, module: Any, hook: Any) -> None:
@@ -155,6 +182,8 @@ class ServingRecorder:
                 value = stream(module, args, kwargs, self._width)
                 if value is not None:
                     self._streams[index] = value
+                if self._ran is None and self._layer_positions is None:
+                    self._layer_positions = positions(module, args, kwargs)
 
     def _inside_layer(self, index: int, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take a layer's input from the residual that travels through it, where the arguments held only a part."""
@@ -179,8 +208,7 @@ class ServingRecorder:
         if self._real and not torch.compiler.is_compiling():
             with self._guard("the target's output"):
                 value = out[0] if isinstance(out, (tuple, list)) else out
-                if torch.is_tensor(value):
-                    self._final = value.reshape(-1, value.shape[-1])[:ROWS].clone()
+                self._final = merge([value], self._width)
 
     def _projection_in(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._current is not None and not torch.compiler.is_compiling():
@@ -191,6 +219,10 @@ class ServingRecorder:
         if self._current is not None and not torch.compiler.is_compiling():
             values = [kwargs.get("hidden_states"), *args, *kwargs.values()]
             self.drafter_pass(next((v for v in values if torch.is_tensor(v) and v.is_floating_point()), None))
+
+    def _drafter_layer_in(self, _module: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        if self._current is not None and not torch.compiler.is_compiling():
+            self._current.layers_entered += 1
 
     def drafter_pass(self, hidden: Any) -> None:
         """Say that the drafter is about to run on this hidden state (None: on none)."""
@@ -204,8 +236,11 @@ class ServingRecorder:
         """Whether a real proposal has begun and not ended."""
         return self._current is not None
 
-    def propose_begins(self, features: list[Any], *, real: bool) -> None:
-        """Say that the proposer was called with these features (one wide tensor, or one tensor per chunk)."""
+    def propose_begins(self, features: list[Any], handed: Any = None, *, real: bool) -> None:
+        """Say that the proposer was called with these features (one wide tensor, or one tensor per chunk).
+
+        `handed` are the positions of the target's tokens that their rows are of, if known; rows beyond are padding.
+        """
         if self.complete:
             return
         if not real or not self._real:
@@ -214,7 +249,7 @@ class ServingRecorder:
         features = [feature.reshape(-1, feature.shape[-1]) for feature in features]
         width = sum(feature.shape[-1] for feature in features)
         rows = min((feature.shape[0] for feature in features), default=0)
-        self._current = Proposal(rows, width, self._captures(features))
+        self._current = Proposal(rows, width, self._locate(features, rows, handed), decode=self._decode)
 
     def propose_ends(self) -> None:
         """Say that the proposer returned."""
@@ -224,8 +259,7 @@ class ServingRecorder:
         if not self._current.passes:
             self._unobserved.add("a proposal ran no Python code of the drafter (a replayed graph)")
         self._current = None
-        self._streams.clear()
-        self._final = None
+        self._forget()
         if len(self._proposals) >= ENOUGH:
             self.remove()
             self.complete = True
@@ -247,38 +281,46 @@ class ServingRecorder:
             handle.remove()
         self._handles.clear()
 
-    def _captures(self, features: list[Any]) -> list[dict[str, Any]]:
+    def _locate(self, features: list[Any], rows: int, handed: Any) -> Located:
+        """Return what the rows of the features are; if it cannot be told, nothing, and note why."""
+        try:
+            return self._found(features, rows, handed)
+        except _UnseenError as error:
+            self._unobserved.add(str(error))
+            return Located([], 0, [])
+
+    def _found(self, features: list[Any], rows: int, handed: Any) -> Located:
         if not features:
-            self._unobserved.add("the proposer was given no features of the target")
-            return []
-        if not self._streams:
-            self._unobserved.add("the target's layers ran none of their Python code (compiled or a replayed graph)")
-            return []
-        chunks = []
-        for feature in features:
-            width = int(feature.shape[-1])
-            if width % self._width:
-                self._unobserved.add(f"features {width} wide are no multiple of the hidden size {self._width}")
-                return []
-            chunks += list(feature.split(self._width, dim=-1))
-        captures = [self._capture(number, chunk) for number, chunk in enumerate(chunks)]
-        unseen = sorted(set(range(len(self._layers))) - set(self._streams))
-        if unseen and any(not capture["layers"] and not capture["final_norm"] for capture in captures):
-            self._unobserved.add(
+            raise _UnseenError("the proposer was given no features of the target")
+        streams = {index: value for index, value in self._streams.items() if value is not None}
+        if not streams:
+            raise _UnseenError("the target's layers ran none of their Python code (compiled or a replayed graph)")
+        widths = [int(feature.shape[-1]) for feature in features if feature.shape[-1] % self._width]
+        if widths:
+            raise _UnseenError(f"features {widths[0]} wide are no multiple of the hidden size {self._width}")
+        ran, layers = self._ran, self._layer_positions
+        if ran is None and layers is not None and (handed is None or handed.dim() == layers.dim()):
+            ran = integers(layers)  # of M-RoPE, which counts otherwise, only where both are
+        places = None if handed is None else integers(handed)
+        if places is not None and len(places) <= rows:
+            rows = len(places)
+        else:
+            places = None
+        total = max(value.total for value in streams.values()) if ran is None else len(ran)
+        whole = {index: value.values for index, value in streams.items() if value.total >= total}
+        may, ordered = owners(rows, total, places, ran)
+        if not may or not whole:
+            raise _UnseenError(
+                f"{rows} rows were handed over, and none could be compared with the {total} of the target"
+            )
+        if not ordered:
+            self._unobserved.add("the target ran on a tree of drafts: which row is of which token is not certain")
+        final = self._final.values if self._final is not None and self._final.total >= total else None
+        chunks = [chunk for feature in features for chunk in feature.split(self._width, dim=-1)]
+        located = locate(chunks, whole, final, may, ordered=ordered)
+        unseen = sorted(set(range(len(self._layers))) - set(whole))
+        if unseen and not all(capture["layers"] or capture["final_norm"] for capture in located.captures):
+            raise _UnseenError(
                 f"the inputs of layers {unseen} could not be seen here (another pipeline stage, or partial sums)"
             )
-            return []
-        return captures
-
-    def _capture(self, number: int, chunk: Any) -> dict[str, Any]:
-        distances = {index: compare(chunk, value) for index, value in self._streams.items()}
-        final = compare(chunk, self._final) if self._final is not None else float("inf")
-        nearest = min([*distances.values(), final])
-        limit = 0.0 if nearest == 0.0 else CLOSE
-        return {
-            "chunk": number,
-            "layers": sorted(index for index, distance in distances.items() if distance <= limit),
-            "final_norm": final <= limit,
-            "exact": nearest == 0.0,
-            "distance": nearest if nearest != float("inf") else -1.0,
-        }
+        return located

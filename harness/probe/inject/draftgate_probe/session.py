@@ -141,18 +141,20 @@ class Session:
         )
         self._save(self.serving.facts())
 
-    def step(self, runner: Any, *, real: bool, rows: Callable[[], tuple[Any, Any]] | None = None) -> None:
+    def step(self, runner: Any, *, real: bool, decode: bool, rows: Callable[[], tuple[Any, Any]] | None = None) -> None:
         """Say that a runner is about to run the target; not `real` for profiling, warm-up and capture.
 
-        `rows` returns the token ids and positions of that pass, where only the target's runner knows them.
+        `decode` is true where it verifies drafts. `rows` returns the token ids and positions of that pass, where only
+        the target's runner knows them.
         """
         self._real, self._taken = real, False
-        if self._features is not None and real and rows is not None:
-            self._features.target_rows(*rows())
+        token_ids, ran = rows() if rows is not None and real else (None, None)
+        if self._features is not None and ran is not None:
+            self._features.target_rows(token_ids, ran)
         if self.serving is not None:
             self.serving.runner = f"{type(runner).__module__}.{type(runner).__qualname__}"
             self.serving.requested = self.requested
-            self.serving.step_begins(real=real)
+            self.serving.step_begins(real=real, decode=decode, ran=ran)
 
     def propose(
         self,
@@ -174,7 +176,7 @@ class Session:
             self._keep(given, rows, real=real)
             if serving is not None:
                 serving.proposer = f"{type(proposer).__module__}.{type(proposer).__qualname__}"
-                serving.propose_begins(given, real=real)
+                serving.propose_begins(given, rows()[1] if real else None, real=real)
 
         self.journal.guard("before a proposal", begin)
         self._proposing = True
@@ -200,7 +202,7 @@ class Session:
             return
         if opens and not serving.proposing:
             serving.proposer = proposer
-            serving.propose_begins([] if hidden is None else [hidden], real=real)
+            serving.propose_begins([] if hidden is None else [hidden], positions, real=real)
         serving.drafter_pass(hidden)
 
     def _keep(self, given: list[Any], rows: Callable[[], tuple[Any, Any]], *, real: bool) -> None:

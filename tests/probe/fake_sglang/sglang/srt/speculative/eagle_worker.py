@@ -15,6 +15,9 @@ class Mode:
     def is_decode(self):
         return self.name == "DECODE"
 
+    def is_target_verify(self):
+        return self.name == "VERIFY"
+
 
 class Batch:
     def __init__(self, mode, input_ids, spec_info=None, start=0):
