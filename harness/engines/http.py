@@ -199,11 +199,12 @@ class _Checked(Endpoint, Protocol):
         ...
 
 
-def prove(endpoint: _Checked, *, not_on: str, idle: str) -> Mapping[str, object] | None:
+def prove(endpoint: _Checked, *, k: int, not_on: str, idle: str) -> Mapping[str, object] | None:
     """Return proof that a generation went through the draft-and-verify loop; None while the server is not up.
 
-    `/health` alone proves nothing: it answers while drafts are never made. `not_on` and `idle` are the remedies where
-    the engine has no counters, and where they do not move.
+    `/health` alone proves nothing: it answers while drafts are never made. The generation is long enough for two verify
+    steps that accept all `k` drafts, so that the probe sees the drafter at work behind each. `not_on` and `idle` are the
+    remedies where the engine has no counters, and where they do not move.
 
     Raises:
         ServerError: the server generates but does not draft although it was asked to, or drafts unasked.
@@ -212,7 +213,7 @@ def prove(endpoint: _Checked, *, not_on: str, idle: str) -> Mapping[str, object]
     try:
         if not endpoint.healthy():
             return None
-        answer = endpoint.generate(Prompt("ready", token_ids=(1, 2, 3, 5)), max_tokens=8)
+        answer = endpoint.generate(Prompt("ready", token_ids=(1, 2, 3, 5)), max_tokens=max(8, k + 4))
     except requests.RequestException:
         return None
     reading = CounterReading.of(endpoint)

@@ -205,7 +205,7 @@ class SglangAdapter:
 
         """
         remedy = "look in the log for why speculation is off, and whether --speculative-algorithm reached it"
-        return prove(self.endpoint(launch, base_url), not_on=remedy, idle=remedy)
+        return prove(self.endpoint(launch, base_url), k=launch.k, not_on=remedy, idle=remedy)
 
     def surface(self, identity: EngineIdentity, launch: Launch, base_url: str) -> Surface:  # noqa: ARG002 -- protocol
         """Return the metrics, the keys of an answer's `meta_info` and those of the server's information page.

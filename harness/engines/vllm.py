@@ -141,6 +141,7 @@ class VllmAdapter:
         """
         return prove(
             self.endpoint(launch, base_url),
+            k=launch.k,
             not_on="check that --speculative-config reaches the engine (see the command line in the log) and that "
             "/metrics is reachable",
             idle="look in the log for why speculation is off, e.g. a batch-size or length limit",

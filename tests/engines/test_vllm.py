@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,20 @@ OK = {"/health": "", "/v1/completions": answer(token_ids=[7, 8])}
 def test_not_up_yet(serve):
     assert ADAPTER.ready(launch(), "http://127.0.0.1:1") is None
     assert ADAPTER.ready(launch(), serve({"/health": 503})) is None
+
+
+@pytest.mark.parametrize("k", [1, 4, 8, 16])
+def test_readiness_takes_two_whole_verify_steps(k):
+    """The prompt's token, then K + 1, and another: the probe needs the drafter at work three times."""
+    asked = []
+
+    def generate(prompt, max_tokens):
+        asked.append(max_tokens)
+        raise requests.ConnectionError
+
+    endpoint = types.SimpleNamespace(healthy=lambda: True, generate=generate)
+    assert http.prove(endpoint, k=k, not_on="", idle="") is None
+    assert asked[0] > 1 + (k + 1)
 
 
 def test_ready(serve):
