@@ -202,9 +202,9 @@ class _Checked(Endpoint, Protocol):
 def prove(endpoint: _Checked, *, k: int, not_on: str, idle: str) -> Mapping[str, object] | None:
     """Return proof that a generation went through the draft-and-verify loop; None while the server is not up.
 
-    `/health` alone proves nothing: it answers while drafts are never made. The generation is long enough for two verify
-    steps that accept all `k` drafts, so that the probe sees the drafter at work behind each. `not_on` and `idle` are the
-    remedies where the engine has no counters, and where they do not move.
+    `/health` alone proves nothing: it answers while drafts are never made. The generation is long enough for two
+    verify steps that accept all `k` drafts, so that the probe sees the drafter at work behind each. `not_on` and `idle`
+    are the remedies where the engine has no counters, and where they do not move.
 
     Raises:
         ServerError: the server generates but does not draft although it was asked to, or drafts unasked.

@@ -136,6 +136,8 @@ def _width(before: Fed, after: Fed, where: str, context: Context) -> Compared:
         + (f", bypassed in {each.went_around} of {each.proposals} proposals" if each.went_around else "")
         for each in (before, after)
     )
+    if before.projected and not after.projected and not after.went_around:
+        return Compared((lost("new", f"what the projection is given on {where}"),))
     wrong = []
     if after.widths != before.widths:
         wrong.append(f"features of width {list(after.widths)} reach the drafter, {list(before.widths)} before")

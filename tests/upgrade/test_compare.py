@@ -276,6 +276,12 @@ def test_what_reaches_the_drafter_was_wrong_and_is_right(sides, layers):
     assert compare(*sides).verdict in {Verdict.FAIL, Verdict.INVALID}, "still wrong, in another way"
 
 
+def test_a_projection_that_was_not_seen(sides):
+    for proposal in proposals(sides[1]):
+        proposal.update(projection_widths=[], layers_entered=0)
+    assert "what the projection is given on rank 0" in red(compare(*sides), "UPG002", Verdict.INVALID).summary
+
+
 def test_a_projection_that_is_newly_bypassed(sides):
     proposals(sides[1])[0]["projection_widths"] = []
     assert "bypassed in 1 of 2" in red(compare(*sides), "UPG020").summary
