@@ -160,12 +160,10 @@ def recipe_for(release: EngineRelease, file: Path = RELEASES) -> Recipe:
 
     Raises UsageError naming the file and the key if the table cannot be read.
     """
+    rows = _rows(file)
     try:
-        rows = tomllib.loads(file.read_text(encoding="utf-8")).get("release", [])
         row = _row(rows, release.distribution, release.version, file)
         return Recipe() if row is None else _read(_whole(row, rows, file))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{file}: {error}", remedy="mend the table of releases") from error
     except (KeyError, TypeError) as error:
         raise UsageError(
             f"{file}: a row lacks a key or has one that means nothing: {error}",
@@ -176,14 +174,18 @@ def recipe_for(release: EngineRelease, file: Path = RELEASES) -> Recipe:
 def rebuilt_from(distribution: str, file: Path = RELEASES) -> str:
     """Return the official distribution that `distribution` is a known rebuild of, "" if it is none.
 
-    Raises UsageError as `recipe_for` does.
+    Raises UsageError if the table cannot be read.
     """
+    found = (row.get("official", "") for row in _rows(file) if canonical(row["distribution"]) == distribution)
+    return next((official for official in found if official and official != distribution), "")
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
     try:
-        rows = tomllib.loads(file.read_text(encoding="utf-8")).get("release", [])
+        rows: list[dict[str, Any]] = tomllib.loads(file.read_text(encoding="utf-8")).get("release", [])
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{file}: {error}", remedy="mend the table of releases") from error
-    found = (row.get("official", "") for row in rows if canonical(row["distribution"]) == distribution)
-    return next((official for official in found if official and official != distribution), "")
+    return rows
 
 
 def same_version(one: str, other: str) -> bool:

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from harness.canary.oracle import Acceptance, Oracle
     from harness.pairs.real import RebuiltTarget
 
-__all__ = ["Case", "Checkpoints", "prepare", "prompt_texts"]
+__all__ = ["Case", "Checkpoints", "end_all", "prepare", "prompt_texts"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -479,14 +479,24 @@ class Case:
             ExceptionGroup: what went wrong; one server's trouble does not keep the other running.
 
         """
-        errors: list[Exception] = []
-        for speculative in (True, False):
-            try:
-                self.stop(speculative=speculative)
-            except Exception as error:  # noqa: BLE001 -- collected and raised
-                errors.append(error)
-        if errors:
-            raise ExceptionGroup(f"the servers of {self.id} did not end well", errors)
+        end_all(self.id, [functools.partial(self.stop, speculative=speculative) for speculative in (True, False)])
+
+
+def end_all(name: str, ends: Iterable[Callable[[], None]]) -> None:
+    """Call all of `ends`, each of which ends servers.
+
+    Raises:
+        ExceptionGroup: what went wrong, in one level; one server's trouble does not keep the other running.
+
+    """
+    errors: list[Exception] = []
+    for end in ends:
+        try:
+            end()
+        except Exception as error:  # noqa: BLE001 -- collected and raised
+            errors += error.exceptions if isinstance(error, ExceptionGroup) else [error]
+    if errors:
+        raise ExceptionGroup(f"the servers of {name} did not end well", errors)
 
 
 # Enough for an ad-hoc pair to be judged without a prompts file; a real pair should bring its own held-out prompts.

@@ -157,13 +157,14 @@ def _comparable(old: AcceptanceRun, new: AcceptanceRun) -> Iterator[Finding]:
             source=f"{old.label}, {new.label}",
             remedy="measure both sides on one prompt set",
         )
+    lengths = f"accept length {old.totals.accept_length:.3f} on old, {new.totals.accept_length:.3f} on new"
     if is_dead(old) and not is_dead(new):
         yield Finding(
             "CHG002",
             Verdict.PASS,
             "the drafter is dead on the old side, and is not on the new one",
             expected="no loss",
-            actual=f"accept length {old.totals.accept_length:.3f} on old, {new.totals.accept_length:.3f} on new",
+            actual=lengths,
             n=old.totals.drafts,
             source=old.source,
         )
@@ -173,7 +174,7 @@ def _comparable(old: AcceptanceRun, new: AcceptanceRun) -> Iterator[Finding]:
             Verdict.INVALID,
             "practically nothing is accepted on either side, so there is nothing that the new one could lose",
             expected="a drafter that works on the old version",
-            actual=f"accept length {old.totals.accept_length:.3f} on old, {new.totals.accept_length:.3f} on new",
+            actual=lengths,
             n=old.totals.drafts,
             source=old.source,
             cause=dead_cause(old),

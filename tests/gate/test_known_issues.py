@@ -61,6 +61,14 @@ def test_worst():
     assert worst([Verdict.INVALID, Verdict.FAIL, Verdict.PASS]) is Verdict.FAIL
 
 
+def accept(code, finding, actual, *, known):
+    """Say that the owner accepts a defect of SGLang, and look whether a finding that saw `actual` is it."""
+    red = Judgement("a suite", (Finding(finding, Verdict.FAIL, "it is wrong", actual=actual),))
+    named = annotate(red, version="0.5.23", runner="sync", engine="sglang", accepted=[code])
+    assert (code in named.findings[0].known_issue) is known
+    assert named.verdict is (Verdict.PASS if known else Verdict.FAIL)
+
+
 BIASES = "dropped: midlayer.self_attn.q_proj.bias, midlayer.self_attn.k_proj.bias"
 
 
@@ -75,11 +83,7 @@ BIASES = "dropped: midlayer.self_attn.q_proj.bias, midlayer.self_attn.k_proj.bia
     ],
 )
 def test_a_finding_that_saw_more_than_the_defect_is_not_the_defect(actual, known):
-    red = Judgement("weights", (Finding("WGT003", Verdict.FAIL, "keys landed nowhere", actual=actual),))
-    code = "SGLANG-ATTENTION-BIAS"
-    named = annotate(red, version="0.5.23", runner="sync", engine="sglang", accepted=[code])
-    assert (code in named.findings[0].known_issue) is known
-    assert named.verdict is (Verdict.PASS if known else Verdict.FAIL)
+    accept("SGLANG-ATTENTION-BIAS", "WGT003", actual, known=known)
 
 
 GONE = "internal_states.speculative_skip_dp_mlp_sync: {}, nearest to speculative_skip_dp_mlp_sync: {}"
@@ -96,8 +100,4 @@ GONE = "internal_states.speculative_skip_dp_mlp_sync: {}, nearest to speculative
     ],
 )
 def test_a_gate_in_which_more_than_the_known_name_is_gone_is_red(actual, known):
-    red = Judgement("upgrade", (Finding("UPG051", Verdict.FAIL, "names vanished", actual=actual),))
-    code = "SGLANG-SKIP-DP-MLP-SYNC-GONE"
-    named = annotate(red, version="0.5.23", runner="sync", engine="sglang", accepted=[code])
-    assert (code in named.findings[0].known_issue) is known
-    assert named.verdict is (Verdict.PASS if known else Verdict.FAIL)
+    accept("SGLANG-SKIP-DP-MLP-SYNC-GONE", "UPG051", actual, known=known)

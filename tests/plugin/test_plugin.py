@@ -440,7 +440,7 @@ class Served:
 
 @pytest.mark.parametrize("side_by_side", [True, False])
 def test_the_old_side_stays_until_the_new_one_ends(side_by_side):
-    keys = {side: types.SimpleNamespace(side=side, subject="pair") for side in ("old", "new")}
+    keys = {side: types.SimpleNamespace(side=side, subject="pair", id=f"pair-{side}") for side in ("old", "new")}
     cases = {side: Served(side_by_side=side_by_side) for side in keys}
     olds = {"pair": cases["old"]}
     plugin._end(olds, keys["old"], cases["old"])
